@@ -1,0 +1,206 @@
+"""Every knob of a training run, with its meaning. No logic: `recipes` reads, merges and reports errors.
+
+TOML sections have the names of `Config`'s fields; `--set section.key=value` reaches any of them.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = [
+    "CheckpointConfig",
+    "Config",
+    "DataConfig",
+    "DenseOptimizerConfig",
+    "ModelConfig",
+    "RunConfig",
+    "ScheduleConfig",
+    "ShardingConfig",
+    "ShardingType",
+    "SparseOptimizerConfig",
+    "TrainConfig",
+]
+
+ShardingType = Literal[
+    "table_wise",
+    "row_wise",
+    "column_wise",
+    "table_row_wise",
+    "table_column_wise",
+    "grid_shard",
+    "data_parallel",
+]
+
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
+
+
+class RunConfig(_Section):
+    """Where a run lives and how its processes end."""
+
+    path: str = ""
+    """Folder of the run: resolved config, plan, logs and checkpoints. Required."""
+    shutdown_seconds: Positive = 300
+    """How long the launcher waits after SIGINT or SIGTERM for the ranks to finish their step and commit."""
+
+
+class DataConfig(_Section):
+    """Which rows are trained on and in which order."""
+
+    path: str = ""
+    """Folder that `dlrm-scale preprocess` wrote. Required."""
+    batch_size: Positive = 2048
+    """Global batch size in rows, over all ranks."""
+    seed: NonNegative = 0
+    """Seed of the order of rows; the order depends on the dataset, this seed and the epoch alone."""
+    streams: NonNegative = 0
+    """Equal streams the order is cut into (a power of two that divides the batch size); 0 chooses."""
+    window_rows: Positive = 16384
+    """Rows are permuted inside windows of at least this size, rounded up to whole record batches."""
+    prefetch_batches: Positive = 4
+    """Batches that the background thread keeps ready."""
+    drop_last: bool = False
+    """Drop the last, short batch of an epoch; the number of dropped rows is logged."""
+
+
+class ModelConfig(_Section):
+    """The model. Tables take their rows from the dataset."""
+
+    kind: Literal["dlrm", "projection", "dcnv2"] = "dlrm"
+    """dlrm: dot interaction; projection: learned projections before it; dcnv2: low-rank cross network."""
+    dim: Positive = 16
+    """Columns of every embedding table; a multiple of 4."""
+    pooling: Literal["sum", "mean"] = "sum"
+    """How the rows of one bag are combined."""
+    dense_layers: tuple[Positive, ...] = (512, 256, 64)
+    """Hidden sizes of the bottom MLP; a last layer of size `dim` is required."""
+    over_layers: tuple[Positive, ...] = (512, 512, 256, 1)
+    """Sizes of the top MLP; the last is 1."""
+    interaction_branch1_layers: tuple[Positive, ...] = ()
+    """Projection DLRM: sizes of the first branch; the last is a multiple of `dim`."""
+    interaction_branch2_layers: tuple[Positive, ...] = ()
+    """Projection DLRM: sizes of the second branch; the last is a multiple of `dim`."""
+    dcn_num_layers: Positive = 3
+    """DCNv2: number of cross layers."""
+    dcn_low_rank_dim: Positive = 512
+    """DCNv2: rank of the cross layers."""
+    seed: NonNegative = 0
+    """Seed of the initial weights; an embedding row depends on (seed, table, global row, column) alone."""
+
+
+class DenseOptimizerConfig(_Section):
+    """The optimizer of the MLPs (and of nothing else)."""
+
+    kind: Literal["sgd", "adagrad", "adam"] = "adagrad"
+    """Which algorithm."""
+    learning_rate: Annotated[float, Field(gt=0)] = 0.01
+    """Base learning rate, multiplied by the schedule."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Adagrad and Adam: added to the denominator."""
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Adam: decay of the first moment."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """Adam: decay of the second moment."""
+
+
+class SparseOptimizerConfig(_Section):
+    """The optimizer of the embedding tables, fused into the backward pass."""
+
+    kind: Literal["sgd", "rowwise_adagrad", "adam"] = "rowwise_adagrad"
+    """Which algorithm. adam is refused on CPU, where fbgemm has no such kernel."""
+    learning_rate: Annotated[float, Field(gt=0)] = 0.01
+    """Base learning rate, multiplied by the schedule."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Row-wise Adagrad and Adam: added to the denominator."""
+
+
+class ScheduleConfig(_Section):
+    """Learning-rate multiplier of both optimizers by step."""
+
+    warmup_steps: NonNegative = 0
+    """The multiplier rises linearly to 1 over these steps."""
+    decay_start_step: NonNegative = 0
+    """Step at which the decay begins."""
+    decay_steps: NonNegative = 0
+    """Length of the decay; 0 means no decay."""
+    decay_power: Annotated[float, Field(gt=0)] = 2.0
+    """Exponent of the polynomial decay."""
+    final_multiplier: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Multiplier after the decay."""
+
+
+class ShardingConfig(_Section):
+    """How tables are spread over ranks."""
+
+    kind: ShardingType | Literal["auto"] = "auto"
+    """One sharding type for all tables, or auto: TorchRec's planner chooses for each table."""
+    tables: dict[str, ShardingType] = Field(default_factory=dict)
+    """Sharding type of single tables, by column name as in C3 = "row_wise"."""
+    allow_split_row_state: bool = False
+    """Allow column splits with row-wise Adagrad: each column shard keeps its own row state, another algorithm."""
+    min_columns_per_shard: Positive = 8
+    """Column splits cut no narrower than this; a multiple of 4."""
+    ranks_per_host: NonNegative = 0
+    """Ranks that count as one host for table_row_wise, table_column_wise and grid_shard; 0: the launcher's."""
+    device_memory: str = ""
+    """Memory a rank for the planner, as in 80GiB; empty: what the device has."""
+
+
+class TrainConfig(_Section):
+    """The loop."""
+
+    epochs: Positive = 1
+    """Passes over the training rows."""
+    max_steps: NonNegative = 0
+    """Stop after this many steps in all; 0: no limit."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: CUDA where there is a GPU."""
+    pipeline: Literal["auto", "plain", "sparse_dist"] = "auto"
+    """auto: plain on CPU (sparse_dist costs 10-17 % there and hides nothing), sparse_dist on CUDA."""
+    threads_per_rank: NonNegative = 0
+    """CPU threads a rank; 0: the cores divided by the local ranks."""
+    log_every_steps: Positive = 20
+    """Steps between log lines."""
+    validate_every_steps: NonNegative = 0
+    """Steps between validations; 0: only at the end."""
+    validation_rows: NonNegative = 0
+    """Rows of a validation during training, from the start of the split; 0: all. The last one uses all."""
+    validation_batch_size: NonNegative = 0
+    """Global batch size of evaluation; 0: the training batch size."""
+    collective_timeout_seconds: Positive = 300
+    """How long a rank waits for the others before it gives up."""
+
+
+class CheckpointConfig(_Section):
+    """Incremental checkpoints: one baseline, then deltas of the touched rows."""
+
+    every_steps: NonNegative = 500
+    """Steps between checkpoints; 0: only at the end and on a signal."""
+    baseline_ratio: Annotated[float, Field(gt=0)] = 1.0
+    """A new baseline is written when the deltas since the last one exceed this many times its bytes."""
+    keep_baselines: Positive = 2
+    """Chains (a baseline with its deltas) that are kept; older files are removed after a commit."""
+    on_failure: Literal["warn", "stop"] = "warn"
+    """What a failed save does to training; the rows stay marked for the next one either way."""
+    vote_timeout_seconds: Positive = 120
+    """How long a rank waits for the others' votes on a checkpoint."""
+
+
+class Config(_Section):
+    """A whole run. Frozen; `recipes.load` makes it from a recipe or TOML file and overrides."""
+
+    run: RunConfig = RunConfig()
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
+    sparse_optimizer: SparseOptimizerConfig = SparseOptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    sharding: ShardingConfig = ShardingConfig()
+    train: TrainConfig = TrainConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()

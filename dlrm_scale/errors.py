@@ -1,0 +1,74 @@
+"""What a user is told: every mistake that isn't ours is a `DlrmScaleError`."""
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "DatasetError",
+    "DlrmScaleError",
+    "InstallError",
+    "PlanError",
+    "TrainingError",
+]
+
+
+class DlrmScaleError(Exception):
+    """A mistake or fault outside this package, with what to do about it.
+
+    The message names the file, line, column, table or rank and the rule that was broken.
+
+    Attributes:
+        message: what is wrong, one or more lines.
+        remedy: what the user can do; printed on a line of its own.
+        exit_code: what the command exits with. 2 is a wrong command or config, 3 a plan that doesn't
+            fit, 4 a damaged checkpoint, 1 everything else.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message if remedy is None else f"{message}\n  remedy: {remedy}")
+        self.message = message
+        self.remedy = remedy
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Keep message and remedy apart when an error crosses a process."""
+        return _rebuild, (type(self), self.message, self.remedy)
+
+
+def _rebuild(kind: type[DlrmScaleError], message: str, remedy: str | None) -> DlrmScaleError:
+    return kind(message, remedy=remedy)
+
+
+class ConfigError(DlrmScaleError):
+    """A wrong key, value or combination in the config or on the command line."""
+
+    exit_code = 2
+
+
+class DataError(DlrmScaleError):
+    """Raw input that breaks the format: file, line, column, expected and found."""
+
+
+class DatasetError(DlrmScaleError):
+    """A preprocessed dataset that is missing, damaged, changed or doesn't fit the model."""
+
+
+class PlanError(DlrmScaleError):
+    """A sharding plan that can't be made or isn't allowed."""
+
+    exit_code = 3
+
+
+class CheckpointError(DlrmScaleError):
+    """A checkpoint that is missing, damaged or doesn't fit the model."""
+
+    exit_code = 4
+
+
+class TrainingError(DlrmScaleError):
+    """Training that can't go on: a non-finite loss, a lost rank."""
+
+
+class InstallError(DlrmScaleError):
+    """Packages that don't fit together."""
