@@ -1,1 +1,1 @@
-"""TODO"""
+"""Models from torchrec.models as single-device modules; only `sharding` distributes them."""
