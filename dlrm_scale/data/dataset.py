@@ -1,0 +1,228 @@
+"""A preprocessed dataset on disk: a folder of Arrow files and `dataset.json`.
+
+```
+dataset/
+  part-00000.arrow …      label uint8 · I1..I13 float32 · C1..C26 int32, record batches of 8,192 rows
+  vocabulary-C1.parquet … raw id -> table row, where the method is frequency
+  dataset.json            written last: sizes, checksums, tables, split, fingerprint
+```
+Opens in pyarrow, polars and duckdb as it is. Files are read with pread, never mapped: a file that is truncated
+under a mapping kills the process with SIGBUS, a short read is an error that names the file.
+"""
+
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from dlrm_scale.data.manifest import (
+    MANIFEST_FILE,
+    SCHEMA_VERSION,
+    SPLITS,
+    ColumnInfo,
+    DatasetManifest,
+    Part,
+    RowRange,
+    read_manifest,
+    write_manifest,
+)
+from dlrm_scale.data.part_writer import ARROW_SCHEMA, ROWS_PER_RECORD_BATCH, PartWriter
+from dlrm_scale.errors import DatasetError
+from dlrm_scale.schema import CATEGORY_COLUMNS, INTEGER_COLUMNS, LABEL_COLUMN
+from dlrm_scale.units import MIB
+
+__all__ = [
+    "MANIFEST_FILE",
+    "ROWS_PER_RECORD_BATCH",
+    "SCHEMA_VERSION",
+    "SPLITS",
+    "ColumnInfo",
+    "Dataset",
+    "DatasetManifest",
+    "Part",
+    "PartWriter",
+    "RowRange",
+    "Rows",
+    "write_manifest",
+]
+
+Rows = tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32], npt.NDArray[np.int32]]
+"""Labels `[n]`, dense features `[13, n]`, ids `[26, n]`."""
+
+_CHANGED = "restore the file, or write the dataset again with `dlrm-scale preprocess`"
+
+
+@dataclass
+class _OpenPart:
+    """A part as it was when the dataset was opened.
+
+    Attributes:
+        identity: device, inode, size and modification time; a read after they changed is refused.
+        reader: opened at the first read.
+    """
+
+    part: Part
+    path: Path
+    identity: tuple[int, int, int, int]
+    reader: pa.ipc.RecordBatchFileReader | None = None
+
+
+class Dataset:
+    """A finished dataset; the files are immutable while it is open. Threads may share it.
+
+    Attributes:
+        path: the folder.
+        manifest: `dataset.json`.
+    """
+
+    def __init__(self, path: Path, manifest: DatasetManifest) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._lock = threading.Lock()
+        self._limits = np.array([[column.table_rows] for column in manifest.columns], np.int64)
+        self._parts = [self._open_part(part) for part in manifest.parts]
+
+    @staticmethod
+    def open(path: Path | str) -> "Dataset":
+        """Read the manifest and check that every part is there with its size.
+
+        Raises:
+            DatasetError: the dataset is absent, unfinished, damaged or of a newer schema.
+        """
+        return Dataset(Path(path), read_manifest(Path(path)))
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the manifest, checksums of the parts included."""
+        return self.manifest.fingerprint
+
+    @property
+    def rows(self) -> int:
+        """Rows of all parts, whatever their split."""
+        return self.manifest.rows
+
+    @property
+    def table_rows(self) -> dict[str, int]:
+        """Category column to the rows of its table."""
+        return {column.name: column.table_rows for column in self.manifest.columns}
+
+    def split_rows(self, split: str) -> int:
+        """Rows of `train`, `validation` or `test`."""
+        return sum(r.end - r.start for r in self.split_ranges(split))
+
+    def split_ranges(self, split: str) -> tuple[RowRange, ...]:
+        """Row ranges of `train`, `validation` or `test`, ascending.
+
+        Raises:
+            DatasetError: no such split.
+        """
+        if split not in self.manifest.split:
+            raise DatasetError(f"{self.path} has no split {split!r}", remedy=f"use one of {', '.join(SPLITS)}")
+        return self.manifest.split[split]
+
+    def read(self, part_index: int, record_batch_index: int) -> Rows:
+        """Read one record batch into new memory.
+
+        Returns:
+            Labels `[n]` uint8, dense features `[13, n]` float32, ids `[26, n]` int32 within their tables.
+
+        Raises:
+            DatasetError: the file is gone, was changed since the dataset was opened, or holds ids beyond a table.
+        """
+        open_part = self._parts[part_index]
+        where = f"{open_part.path}, record batch {record_batch_index}"
+        with self._lock:
+            self._check_unchanged(open_part)
+            try:
+                if open_part.reader is None:
+                    open_part.reader = self._open_reader(open_part)
+                batch = open_part.reader.get_batch(record_batch_index)
+            except (OSError, pa.ArrowException) as error:
+                raise DatasetError(f"{where} can't be read: {error}", remedy=_CHANGED) from error
+        rows = min(ROWS_PER_RECORD_BATCH, open_part.part.rows - record_batch_index * ROWS_PER_RECORD_BATCH)
+        if batch.num_rows != rows:
+            raise DatasetError(f"{where} has {batch.num_rows} rows, expected {rows}", remedy=_CHANGED)
+        labels = batch.column(0).to_numpy().copy()
+        dense = np.empty((len(INTEGER_COLUMNS), rows), np.float32)
+        ids = np.empty((len(CATEGORY_COLUMNS), rows), np.int32)
+        for c in range(len(dense)):
+            dense[c] = batch.column(1 + c).to_numpy()
+        for c in range(len(ids)):
+            ids[c] = batch.column(1 + len(dense) + c).to_numpy()
+        # One pass finds both faults: as unsigned numbers negative ids are beyond any table.
+        if np.any(ids.view(np.uint32).max(axis=1, keepdims=True) >= self._limits):
+            self._refuse_ids(ids, where)
+        return labels, dense, ids
+
+    def verify(self) -> None:
+        """Read every byte and compare checksums.
+
+        Raises:
+            DatasetError: names each damaged file.
+        """
+        damaged = []
+        for open_part in self._parts:
+            self._check_unchanged(open_part)
+            digest = xxhash.xxh3_128()
+            with open_part.path.open("rb", buffering=0) as file:
+                while block := file.read(8 * MIB):
+                    digest.update(block)
+            if digest.hexdigest() != open_part.part.xxh3_128:
+                damaged.append(str(open_part.path))
+        if damaged:
+            raise DatasetError(f"wrong checksum: {', '.join(damaged)}", remedy=_CHANGED)
+
+    def _open_part(self, part: Part) -> _OpenPart:
+        path = self.path / part.file
+        try:
+            identity = _identity(path)
+        except OSError as error:
+            raise DatasetError(f"{path} can't be opened: {error.strerror}", remedy=_CHANGED) from error
+        if identity[2] != part.size_bytes:
+            raise DatasetError(
+                f"{path} has {identity[2]:,} bytes, {MANIFEST_FILE} says {part.size_bytes:,}", remedy=_CHANGED
+            )
+        return _OpenPart(part=part, path=path, identity=identity)
+
+    def _open_reader(self, open_part: _OpenPart) -> pa.ipc.RecordBatchFileReader:
+        reader = pa.ipc.open_file(pa.OSFile(str(open_part.path), "rb"))
+        expected = -(-open_part.part.rows // ROWS_PER_RECORD_BATCH)
+        if not reader.schema.equals(ARROW_SCHEMA):
+            raise DatasetError(
+                f"{open_part.path} must hold {LABEL_COLUMN} uint8, I1 to I13 float32 and C1 to C26 int32, "
+                f"found {', '.join(f'{field.name} {field.type}' for field in reader.schema)}",
+                remedy=_CHANGED,
+            )
+        if reader.num_record_batches != expected:
+            raise DatasetError(
+                f"{open_part.path} has {reader.num_record_batches} record batches, expected {expected}", remedy=_CHANGED
+            )
+        return reader
+
+    def _check_unchanged(self, open_part: _OpenPart) -> None:
+        try:
+            unchanged = _identity(open_part.path) == open_part.identity
+        except OSError as error:
+            raise DatasetError(f"{open_part.path} can't be read: {error.strerror}", remedy=_CHANGED) from error
+        if not unchanged:
+            raise DatasetError(
+                f"{open_part.path} was changed or replaced while it was in use", remedy="restore the file and resume"
+            )
+
+    def _refuse_ids(self, ids: npt.NDArray[np.int32], where: str) -> None:
+        column, row = np.argwhere((ids < 0) | (ids >= self._limits))[0]
+        info = self.manifest.columns[column]
+        raise DatasetError(
+            f"{where}, row {row}: column {info.name} has id {ids[column, row]}, its table has {info.table_rows} rows",
+            remedy=_CHANGED,
+        )
+
+
+def _identity(path: Path) -> tuple[int, int, int, int]:
+    status = os.stat(path)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
