@@ -1,0 +1,140 @@
+"""Rows that break the format: what is said about them, how many are allowed, where they are kept."""
+
+import re
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlrm_scale.errors import DataError
+from dlrm_scale.schema import CATEGORY_COLUMNS, INTEGER_COLUMNS, LABEL_COLUMN, RAW_COLUMNS
+
+__all__ = ["REJECTED_HEADER", "BadRow", "BadRowLimit", "describe_bad_row", "rejected_line"]
+
+REJECTED_HEADER = "file\tline\tcolumn\texpected\tfound\trow\n"
+"""First line of `rejected.tsv`; the row is the last field, its bytes escaped as in a Python literal."""
+
+_FIELDS = len(RAW_COLUMNS)
+_FOUND_BYTES_MAX = 40
+_KEPT_ROW_BYTES_MAX = 2048
+_EXAMPLES = 5
+_INTEGER = re.compile(rb"-?[0-9]{1,10}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BadRow:
+    """One rejected row.
+
+    Attributes:
+        path: the file.
+        line: its line number, from 1.
+        column: name of the first wrong column, or "row" where the row as a whole is wrong.
+        expected: the rule.
+        found: what stands there.
+        row: the row's first bytes.
+    """
+
+    path: Path
+    line: int
+    column: str
+    expected: str
+    found: str
+    row: bytes
+
+    def __str__(self) -> str:
+        """One sentence: file, line, column, expected and found."""
+        return f"{self.path}, line {self.line:,}, column {self.column}: expected {self.expected}, found {self.found}"
+
+
+def _quoted(text: bytes) -> str:
+    if not text:
+        return "an empty field"
+    shown = ascii(text[:_FOUND_BYTES_MAX].decode("utf-8", "replace"))
+    return shown + (f"… ({len(text):,} bytes)" if len(text) > _FOUND_BYTES_MAX else "")
+
+
+def describe_bad_row(path: Path, line: int, row: bytes, column: int, *, padding: bool) -> BadRow:
+    """Say what is wrong with a row that the parser refused.
+
+    A wrong number of fields comes first: it shifts the fields, so that what stands in a column misleads.
+
+    Args:
+        path: the file.
+        line: its line number, from 1.
+        row: the row without its line feed.
+        column: index in `RAW_COLUMNS` of the field where the parser stopped.
+        padding: whether short rows are padded.
+    """
+    ended_by_crlf = row.endswith(b"\r")
+    fields = (row[:-1] if ended_by_crlf else row).split(b"\t")
+    kept = row[:_KEPT_ROW_BYTES_MAX]
+    if len(fields) == 1 and not fields[0]:
+        return BadRow(path=path, line=line, column="row", expected=f"{_FIELDS} fields", found="a blank line", row=kept)
+    if len(fields) > _FIELDS or (len(fields) < _FIELDS and not (padding and column < len(fields))):
+        return BadRow(
+            path=path,
+            line=line,
+            column="row",
+            expected=f"{_FIELDS} tab-separated fields",
+            found=f"{len(fields)} (starting {_quoted(row)})",
+            row=kept,
+        )
+    name, field = RAW_COLUMNS[column], fields[column] if column < len(fields) else b""
+    if name == LABEL_COLUMN:
+        expected = "0 or 1"
+    elif name in INTEGER_COLUMNS:
+        expected = "an integer or nothing"
+        if _INTEGER.fullmatch(field):
+            expected = "an integer that fits 32 bits (-2147483648 to 2147483647) or nothing"
+    else:
+        assert name in CATEGORY_COLUMNS
+        expected = "8 hexadecimal digits or nothing"
+    return BadRow(path=path, line=line, column=name, expected=expected, found=_quoted(field), row=kept)
+
+
+def rejected_line(bad: BadRow) -> str:
+    """Return the row's line for `rejected.tsv`."""
+    row = bad.row.decode("latin-1").encode("unicode_escape").decode("ascii")
+    return f"{bad.path.name}\t{bad.line}\t{bad.column}\t{bad.expected}\t{bad.found}\t{row}\n"
+
+
+class BadRowLimit:
+    """Counts bad rows over all files and threads; the one beyond the limit is an error.
+
+    Args:
+        allowed: how many bad rows are tolerated.
+    """
+
+    def __init__(self, allowed: int) -> None:
+        self.allowed = allowed
+        self.count = 0
+        self._examples: list[BadRow] = []
+        self._lock = threading.Lock()
+
+    def add(self, bad: BadRow) -> None:
+        """Count one more.
+
+        Raises:
+            DataError: it is one too many; the message names it and, with a limit, the first ones.
+        """
+        with self._lock:
+            self.count += 1
+            if len(self._examples) < _EXAMPLES:
+                self._examples.append(bad)
+            if self.count <= self.allowed:
+                return
+            examples = list(self._examples)
+        if self.allowed == 0:
+            raise DataError(f"bad row: {bad}", remedy=_remedy(bad))
+        shown = "\n".join(f"  {example}" for example in examples)
+        raise DataError(
+            f"more than {self.allowed:,} bad rows (--max-bad-rows); the first ones:\n{shown}", remedy=_remedy(examples[0])
+        )
+
+
+def _remedy(bad: BadRow) -> str:
+    if bad.column == "row" and bad.row.count(b"\t") < _FIELDS - 1 and bad.row.strip():
+        return (
+            "correct the row; or, if an editor stripped the tabs at the ends of rows, --pad-short-rows reads the fields "
+            "that are gone as missing; or let --max-bad-rows N put up to N rows into rejected.tsv"
+        )
+    return "correct the row, or let --max-bad-rows N put up to N rows into rejected.tsv"
