@@ -3,14 +3,18 @@
 Shapes: B rows on this rank (padding included, the same B on every rank in a step), 13 integers, 26 categories.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
-__all__ = ["Batch", "one_hot_features"]
+from dlrm_scale.schema import CATEGORY_COLUMNS
+
+__all__ = ["Batch", "make_batch", "one_hot_features"]
 
 
 @dataclass(kw_only=True)
@@ -49,10 +53,10 @@ class Batch(Pipelineable):
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the allocator that `stream` uses the tensors."""
         for t in (self.dense_features, self.labels, self.weights, self.loss_scale):
-            t.record_stream(stream)  # type: ignore[arg-type]
-        self.sparse_features.record_stream(stream)  # type: ignore[arg-type]
+            t.record_stream(stream)
+        self.sparse_features.record_stream(stream)
 
-    def _map(self, f) -> "Batch":  # type: ignore[no-untyped-def]
+    def _map(self, f: Callable[[Any], Any]) -> "Batch":
         return Batch(
             dense_features=f(self.dense_features),
             sparse_features=f(self.sparse_features),
@@ -65,12 +69,86 @@ class Batch(Pipelineable):
         )
 
 
-def one_hot_features(keys: Sequence[str], ids: torch.Tensor, true_rows: int) -> KeyedJaggedTensor:
-    """Make a KeyedJaggedTensor in which every true row has one id per key and padding rows have none.
+def one_hot_features(keys: Sequence[str], ids: torch.Tensor, rows: int) -> KeyedJaggedTensor:
+    """Make a KeyedJaggedTensor of `rows` bags a key: true rows have one id per key, padding rows have none.
+
+    Every field that torchrec caches is given, so that nothing is computed from the ids: 12 us at any size, against
+    67 us at B = 2048 and 690 us at B = 16384 with lengths alone. Lengths and offsets are shared between batches of
+    one shape: don't write to them.
 
     Args:
-        keys: the category columns.
-        ids: `[len(keys), true_rows]`, contiguous; int32 or int64.
-        true_rows: number of rows with an id.
+        keys: the K category columns.
+        ids: `[K, true rows]`, contiguous, int64; its memory becomes the values.
+        rows: bags of each key, B; those beyond the true rows are padding and come last.
     """
-    raise NotImplementedError
+    num_keys, true_rows = ids.shape
+    assert num_keys == len(keys)
+    assert true_rows <= rows
+    lengths, offsets = _one_hot_lengths(num_keys, true_rows, rows, ids.is_pinned())
+    return KeyedJaggedTensor(
+        keys=list(keys),
+        values=ids.view(-1),
+        lengths=lengths,
+        offsets=offsets,
+        stride=rows,
+        stride_per_key=[rows] * num_keys,
+        length_per_key=[true_rows] * num_keys,
+        lengths_offset_per_key=list(range(0, num_keys * rows + 1, rows)) if rows else [0] * (num_keys + 1),
+        offset_per_key=list(range(0, num_keys * true_rows + 1, true_rows)) if true_rows else [0] * (num_keys + 1),
+        index_per_key={key: i for i, key in enumerate(keys)},
+    )
+
+
+@lru_cache(maxsize=32)
+def _one_hot_lengths(num_keys: int, true_rows: int, rows: int, pinned: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lengths `[K * B]` and offsets `[K * B + 1]`, int32; an epoch has two or three shapes."""
+    lengths = torch.zeros(num_keys, rows, dtype=torch.int32)
+    lengths[:, :true_rows] = 1
+    lengths = lengths.view(-1)
+    offsets = torch.zeros(num_keys * rows + 1, dtype=torch.int32)
+    torch.cumsum(lengths, 0, dtype=torch.int32, out=offsets[1:])
+    return (lengths.pin_memory(), offsets.pin_memory()) if pinned else (lengths, offsets)
+
+
+@lru_cache(maxsize=32)
+def _weights(true_rows: int, rows: int, pinned: bool) -> torch.Tensor:
+    weights = torch.zeros(rows)
+    weights[:true_rows] = 1
+    return weights.pin_memory() if pinned else weights
+
+
+def make_batch(
+    *,
+    dense_features: torch.Tensor,
+    ids: torch.Tensor,
+    labels: torch.Tensor,
+    rows_global: int | None = None,
+    ranks: int = 1,
+    keys: Sequence[str] = CATEGORY_COLUMNS,
+    cursor: Mapping[str, object] | None = None,
+) -> Batch:
+    """Make a batch of arrays; nothing is copied. Weights are shared between batches of one shape.
+
+    Args:
+        dense_features: `[B, 13]` float32; padding rows last, with any finite values.
+        ids: `[K, true rows]`, contiguous, int64.
+        labels: `[B]` float32.
+        rows_global: true rows of the global batch; those of this rank by default.
+        ranks: number of ranks.
+        keys: the K category columns.
+        cursor: position after this batch.
+    """
+    rows, true_rows = len(labels), ids.shape[1]
+    rows_global = true_rows if rows_global is None else rows_global
+    pinned = dense_features.is_pinned()
+    loss_scale = torch.tensor(ranks / rows_global if rows_global else 0.0, dtype=torch.float32)
+    return Batch(
+        dense_features=dense_features,
+        sparse_features=one_hot_features(keys, ids, rows),
+        labels=labels,
+        weights=_weights(true_rows, rows, pinned),
+        loss_scale=loss_scale.pin_memory() if pinned else loss_scale,
+        rows_global=rows_global,
+        rows_local=true_rows,
+        cursor=cursor,
+    )
