@@ -37,7 +37,7 @@ def _root(
     pass
 
 
-_COMMANDS = ("doctor", "synth", "preprocess", "train", "evaluate")
+_COMMANDS = ("doctor", "synth", "preprocess", "train", "evaluate", "demo")
 _GROUPS = ("checkpoint", "dataset")
 
 

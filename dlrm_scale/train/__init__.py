@@ -1,1 +1,1 @@
-"""TODO"""
+"""Wires data, model, sharding and checkpoints into a run."""

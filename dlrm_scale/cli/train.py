@@ -1,0 +1,58 @@
+"""`dlrm-scale train`."""
+
+import json
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+__all__ = ["train"]
+
+
+def train(
+    config: Annotated[str | None, typer.Argument(help="A recipe's name or a TOML file; optional with --resume.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting; repeatable.")
+    ] = None,
+    nproc: Annotated[
+        int | None, typer.Option(help="Ranks on this host. Default: one a GPU, or one on CPU.", min=1)
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="auto", help="auto: continue the run in run.path from its newest checkpoint.")
+    ] = None,
+    init_from: Annotated[
+        str, typer.Option(metavar="RUN", help="Start a new run with the weights and optimizer state of another.")
+    ] = "",
+    json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Train a model on a preprocessed dataset.
+
+    Run folder and dataset are settings: --set run.path=FOLDER --set data.path=DATASET. SIGINT and SIGTERM finish
+    the step, commit a checkpoint and exit 0.
+    """
+    from dataclasses import asdict
+
+    from dlrm_scale.errors import ConfigError
+    from dlrm_scale.install import check_install
+    from dlrm_scale.train.launch import default_local_ranks, launch
+    from dlrm_scale.train.run_folder import resolve_run
+    from dlrm_scale.train.summary import summary_table
+    from dlrm_scale.train.trainer import train_rank
+
+    if resume not in (None, "auto"):
+        raise ConfigError(f"--resume {resume} is not allowed (allowed: auto)")
+    check_install()
+    request = resolve_run(config, overrides or [], resume=resume == "auto", init_from=init_from)
+    if resume and not request.resume:
+        typer.echo(f"no run in {request.config.run.path} yet: starting one", err=True)
+    local_ranks = nproc if nproc is not None else default_local_ranks(request.config.train.device)
+    result = launch(train_rank, request, local_ranks, request.config.run.shutdown_seconds)
+    if os.environ.get("RANK", "0") != "0":
+        return
+    if json_output:
+        json.dump(asdict(result), sys.stdout)
+        sys.stdout.write("\n")
+    else:
+        typer.echo(summary_table(result, request.config.run.path))
+

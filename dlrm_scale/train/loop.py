@@ -1,0 +1,270 @@
+"""The training loop: read `TrainingLoop.run` from top to bottom."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from dlrm_scale.batch import Batch
+from dlrm_scale.checkpoint import CheckpointEngine, SaveOutcome
+from dlrm_scale.config import Config
+from dlrm_scale.data.loader import TrainLoader
+from dlrm_scale.errors import TrainingError
+from dlrm_scale.sharding import Ranks, ShardedModel, TrainPipeline
+from dlrm_scale.telemetry import StepClock
+from dlrm_scale.touched_rows import TouchedRows
+from dlrm_scale.train.agreement import StepAgreement, Verdict
+from dlrm_scale.train.evaluate import gather_scores, true_rows
+from dlrm_scale.train.metrics import ClickMetrics, global_auc
+from dlrm_scale.train.random_state import capture_random_state
+from dlrm_scale.train.report import RunReport
+from dlrm_scale.train.schedule import multiplier
+from dlrm_scale.train.stop import StopRequest
+
+__all__ = ["LoopEnd", "TrainingLoop"]
+
+_AUC_ROWS = 65536
+"""Rows of the newest steps in the AUC of a log line; sorting them takes about 10 ms."""
+
+
+@dataclass(kw_only=True)
+class LoopEnd:
+    """How the loop ended.
+
+    Attributes:
+        state: `finished`, or `stopped` by a signal.
+        step: completed steps.
+        rows: training rows of this start, over all ranks.
+        seconds: wall time of the loop, without evaluation.
+        data_wait_seconds: of it, waiting for batches on this rank.
+        checkpoint_seconds: of it, stalled by checkpoints on this rank.
+        outcomes: of every checkpoint tried.
+        final_loss: mean loss of the last log window.
+    """
+
+    state: Literal["finished", "stopped"]
+    step: int
+    rows: int
+    seconds: float
+    data_wait_seconds: float
+    checkpoint_seconds: float
+    outcomes: list[SaveOutcome]
+    final_loss: float | None
+
+
+@dataclass
+class _Window:
+    """What happened since the last log line."""
+
+    started: float
+    wait_seconds_before: float
+    idle_seconds_before: float
+    loss_sums: list[torch.Tensor] = field(default_factory=list)
+    rows_global: int = 0
+    steps: int = 0
+
+
+@dataclass(kw_only=True)
+class TrainingLoop:
+    """Everything a step needs, on one rank.
+
+    Attributes:
+        start_step: completed steps before this start.
+        cursor: data position of the last applied step, or None before the first.
+        validate: evaluates on the given number of rows (0: all) without disturbing training.
+        report: on rank 0.
+    """
+
+    config: Config
+    ranks: Ranks
+    sharded: ShardedModel
+    touched: TouchedRows
+    loader: TrainLoader
+    pipeline: TrainPipeline
+    engine: CheckpointEngine
+    stop: StopRequest
+    validate: Callable[[int], ClickMetrics]
+    report: RunReport | None
+    start_step: int
+    cursor: Mapping[str, object] | None
+
+    def run(self) -> LoopEnd:
+        """Train until the epochs or `train.max_steps` are over, or a rank is asked to stop.
+
+        Raises:
+            TrainingError: a loss that isn't finite, naming step and rank.
+            CheckpointError: a failed save under `checkpoint.on_failure = stop`.
+        """
+        self._begin()
+        batches: Iterator[Batch] = iter(self.loader)
+        while not self._stopping and not self._at_limit():
+            self._set_learning_rates()
+            try:
+                batch, row_loss_sum, logits = self.pipeline.progress(batches)
+            except StopIteration:
+                break
+            self.step += 1
+            self.cursor = batch.cursor
+            self._note(batch, row_loss_sum, logits)
+            self._obey(self._agreement.exchange(self.step, stop=self.stop.requested, finite=self._finite))
+            if self._due(self.config.train.log_every_steps):
+                self._log()
+            if self._due(self.config.train.validate_every_steps):
+                self._validate()
+            if self._due(self.config.checkpoint.every_steps):
+                self._save()
+            self._report_saves(self.engine.poll())
+        return self._end()
+
+    def _begin(self) -> None:
+        self.step = self._saved_step = self.start_step
+        self._clock = StepClock()
+        self._agreement = StepAgreement(self.ranks.rank, self.ranks.ranks, self.ranks.control_group)
+        self._stopping = False
+        self._finite = True
+        self._rows = 0
+        self._outcomes: list[SaveOutcome] = []
+        self._last_loss: float | None = None
+        self._scored: deque[torch.Tensor] = deque(maxlen=max(1, _AUC_ROWS // self.config.data.batch_size))
+        self._open_window()
+        self.touched.enabled = True
+
+    def _at_limit(self) -> bool:
+        return bool(self.config.train.max_steps) and self.step >= self.config.train.max_steps
+
+    def _due(self, every_steps: int) -> bool:
+        return every_steps > 0 and self.step % every_steps == 0
+
+    def _set_learning_rates(self) -> None:
+        factor = multiplier(self.config.schedule, self.step)
+        self.sharded.set_learning_rates(
+            dense=self.config.dense_optimizer.learning_rate * factor,
+            sparse=self.config.sparse_optimizer.learning_rate * factor,
+        )
+
+    def _note(self, batch: Batch, row_loss_sum: torch.Tensor, logits: torch.Tensor) -> None:
+        self._rows += batch.rows_global
+        window = self._window
+        window.loss_sums.append(row_loss_sum)
+        window.rows_global += batch.rows_global
+        window.steps += 1
+        self._scored.append(true_rows(batch, logits))
+        # on a GPU the loss of the step before is at hand without waiting for this one
+        newest = row_loss_sum if row_loss_sum.device.type == "cpu" else window.loss_sums[-2:][0]
+        self._finite = bool(torch.isfinite(newest))
+
+    def _obey(self, verdict: Verdict) -> None:
+        if verdict.nonfinite_rank is not None:
+            raise TrainingError(
+                f"step {verdict.nonfinite_step}: the loss on rank {verdict.nonfinite_rank} is not finite",
+                remedy="lower the learning rates, or look at the rows of this step; "
+                "the checkpoints before it are untouched",
+            )
+        self._stopping = self._stopping or verdict.stop
+
+    def _log(self) -> None:
+        window = self._window
+        elapsed = time.perf_counter() - window.started - (self._idle_seconds() - window.idle_seconds_before)
+        loss = torch.stack([loss.double() for loss in window.loss_sums]).sum().cpu().reshape(1)
+        if self.ranks.ranks > 1:
+            dist.all_reduce(loss, group=self.ranks.control_group)
+        scores = gather_scores(list(self._scored), self.ranks)
+        self._last_loss = loss.item() / max(1, window.rows_global)
+        if self.report is not None:
+            factor = multiplier(self.config.schedule, self.step - 1)
+            values = {
+                "epoch": (self.cursor or {}).get("epoch"),
+                "rows": self._rows,
+                "loss": self._last_loss,
+                "auc": global_auc(scores.logits, scores.labels) if scores is not None else None,
+                "samples_per_second": window.rows_global / elapsed,
+                "data_wait_share": (self.loader.wait_seconds - window.wait_seconds_before) / elapsed,
+                "dense_learning_rate": self.config.dense_optimizer.learning_rate * factor,
+                "sparse_learning_rate": self.config.sparse_optimizer.learning_rate * factor,
+            }
+            self.report.record("train", self.step, values)
+            self.report.show_step(self.step, values)
+        self._open_window()
+
+    def _open_window(self) -> None:
+        self._window = _Window(time.perf_counter(), self.loader.wait_seconds, self._idle_seconds())
+
+    def _idle_seconds(self) -> float:
+        return self._clock.seconds.get("validation", 0.0)
+
+    def _validate(self) -> None:
+        with self._clock.interval("validation"):
+            metrics = self.validate(self.config.train.validation_rows)
+        if self.report is not None:
+            self.report.record("validation", self.step, metrics.as_dict())
+            auc = "undefined" if metrics.auc is None else f"{metrics.auc:.5f}"
+            logloss = "undefined" if metrics.logloss is None else f"{metrics.logloss:.5f}"
+            self.report.say(f"validation at step {self.step}: AUC {auc}, logloss {logloss}, {metrics.rows:,} rows")
+
+    def _save(self) -> None:
+        # a loss that isn't finite must not be committed: settle what is in flight first
+        self._obey(self._agreement.settle())
+        with self._clock.interval("checkpoint"):
+            self.sharded.union_replicated(self.touched)
+            self.engine.save(
+                step=self.step,
+                cursor=dict(self.cursor or {}),
+                dense=self.sharded.dense_state(),
+                rank_state=capture_random_state(),
+                extra={
+                    "table_iterations": self.sharded.table_iterations(),
+                    "schedule_step": self.step,
+                    "rows": self._rows,
+                },
+            )
+        self._saved_step = self.step
+
+    def _report_saves(self, outcomes: list[SaveOutcome]) -> None:
+        for outcome in outcomes:
+            self._outcomes.append(outcome)
+            if self.report is None:
+                continue
+            self.report.record(
+                "checkpoint",
+                outcome.step,
+                {
+                    "kind": outcome.kind,
+                    "committed": outcome.committed,
+                    "bytes": outcome.bytes,
+                    "stall_seconds": outcome.stall_seconds,
+                    "persist_seconds": outcome.persist_seconds,
+                    "error": outcome.error,
+                },
+            )
+            if not outcome.committed:
+                self.report.say(
+                    f"warning: checkpoint of step {outcome.step} failed: {outcome.error}; "
+                    "its rows stay marked for the next one"
+                )
+
+    def _end(self) -> LoopEnd:
+        self._obey(self._agreement.settle())
+        if self._window.steps:
+            self._log()
+        if self.step != self._saved_step or self._saved_nothing():
+            self._save()
+        self._report_saves(self.engine.wait())
+        self.touched.enabled = False
+        return LoopEnd(
+            state="stopped" if self._stopping else "finished",
+            step=self.step,
+            rows=self._rows,
+            seconds=self._clock.elapsed() - self._idle_seconds(),
+            data_wait_seconds=self.loader.wait_seconds,
+            checkpoint_seconds=self._clock.seconds.get("checkpoint", 0.0),
+            outcomes=self._outcomes,
+            final_loss=self._last_loss,
+        )
+
+    def _saved_nothing(self) -> bool:
+        """A run that ends before its first step still leaves a checkpoint to resume from."""
+        return self.start_step == 0 and self.step == 0

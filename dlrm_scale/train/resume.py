@@ -1,0 +1,107 @@
+"""Putting a checkpoint's state back, whatever ranks and plan it came from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dlrm_scale.checkpoint import Chain, find_chain, restore
+from dlrm_scale.config import Config
+from dlrm_scale.errors import CheckpointError
+from dlrm_scale.sharding import Ranks, ShardedModel
+from dlrm_scale.train.random_state import restore_random_state
+
+__all__ = ["RestoredRun", "agree_on_chain", "restore_run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoredRun:
+    """Where a restored run stands.
+
+    Attributes:
+        step: completed steps.
+        cursor: data position.
+        chain: what was read.
+        same_ranks: the checkpoint came from as many ranks.
+        notes: lines for the user.
+    """
+
+    step: int
+    cursor: Mapping[str, object]
+    chain: Chain
+    same_ranks: bool
+    notes: list[str] = field(default_factory=list)
+
+
+def agree_on_chain(root: Path, ranks: Ranks, step: int | None = None) -> Chain | None:
+    """Find the newest valid checkpoint, the same on every rank.
+
+    Rank 0 checks every hash, so that a damaged file is found before anything is restored; the others follow it.
+
+    Args:
+        root: the run's checkpoints.
+        ranks: the process group.
+        step: take the checkpoint of this step instead of the newest.
+
+    Raises:
+        CheckpointError: checkpoints exist but none is whole, or ranks see different files.
+    """
+    chain: Chain | None = None
+    verdict: object = None
+    if ranks.rank == 0:
+        try:
+            chain = find_chain(root, verify="full", step=step)
+            verdict = (chain.sequence, chain.step) if chain is not None else None
+        except CheckpointError as error:
+            verdict = error
+    verdict = ranks.broadcast_object(verdict)
+    if isinstance(verdict, CheckpointError):
+        raise verdict
+    if verdict is None:
+        return None
+    assert isinstance(verdict, tuple)
+    if ranks.rank != 0:
+        chain = find_chain(root, verify="size", step=verdict[1])
+    seen = (chain.sequence, chain.step) if chain is not None else None
+    views = ranks.gather_objects(seen)
+    if any(view != views[0] for view in views):
+        raise CheckpointError(
+            f"ranks see different checkpoints under {root}: {views}",
+            remedy="put run.path on storage that all hosts share",
+        )
+    return chain
+
+
+def restore_run(chain: Chain, config: Config, sharded: ShardedModel, ranks: Ranks, *, weights_only: bool) -> RestoredRun:
+    """Read a chain into the live shards, dense parameters and optimizers.
+
+    Args:
+        chain: from `agree_on_chain`.
+        config: of this run.
+        sharded: this rank's part; written in place.
+        ranks: the process group.
+        weights_only: take weights and optimizer state but neither position nor random state (`--init-from`).
+
+    Raises:
+        CheckpointError: tables or dense parameters that don't match, each named.
+    """
+    restored = restore(
+        chain,
+        layout=sharded.layout,
+        shards=sharded.local_shards,
+        rank=ranks.rank,
+        ranks=ranks.ranks,
+        optimizer=config.sparse_optimizer.kind,
+        allow_split_row_state=config.sharding.allow_split_row_state,
+    )
+    sharded.load_dense_state(restored.dense)
+    if not weights_only:
+        sharded.set_table_iterations(restored.extra["table_iterations"])
+        if restored.rank_state is not None:
+            restore_random_state(restored.rank_state)
+    return RestoredRun(
+        step=restored.step,
+        cursor=restored.cursor,
+        chain=chain,
+        same_ranks=restored.rank_state is not None,
+        notes=[f"skipped: {reason}" for reason in chain.skipped],
+    )

@@ -1,0 +1,208 @@
+"""A run's folder: what is in it, who may create it, and which settings a resumed run may change.
+
+    runs/a/
+      config.toml       the resolved config
+      run.json          what the run was made from
+      plan.json         the sharding plan of the last start
+      log.jsonl         one JSON object a log step, appended
+      tensorboard/      curves
+      checkpoints/      see `checkpoint`
+      result.json       the last summary
+"""
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlrm_scale import __version__
+from dlrm_scale.config import Config
+from dlrm_scale.errors import ConfigError
+from dlrm_scale.recipes import load_config, read_overrides, write_config
+from dlrm_scale.recipes.load import differing
+
+__all__ = ["RunFolder", "RunRequest", "resolve_run"]
+
+_UNSAFE_ON_RESUME = {
+    "data.seed": "the order of rows",
+    "data.batch_size": "the order of rows",
+    "data.streams": "the order of rows",
+    "data.window_rows": "the order of rows",
+    "data.drop_last": "the rows of an epoch",
+    "dense_optimizer.kind": "the meaning of the optimizer state",
+    "sparse_optimizer.kind": "the meaning of the optimizer state",
+}
+_UNSAFE_SECTION_ON_RESUME = {"model": "the shape or the start of the model"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFolder:
+    """Paths inside a run's folder."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved config."""
+        return self.path / "config.toml"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Root of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def plan(self) -> Path:
+        """The sharding plan."""
+        return self.path / "plan.json"
+
+    @property
+    def log(self) -> Path:
+        """JSON lines."""
+        return self.path / "log.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def result(self) -> Path:
+        """The last summary."""
+        return self.path / "result.json"
+
+    def exists(self) -> bool:
+        """Whether a run has been started here."""
+        return self.config.is_file()
+
+    def claim(self, config: Config, source: str) -> None:
+        """Create the folder of a new run; called by rank 0 alone.
+
+        Raises:
+            ConfigError: the folder can't be made or another run has taken it meanwhile.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            record = {"source": source, "version": __version__, "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+            with (self.path / "run.json").open("x") as f:
+                json.dump(record, f, indent=1)
+        except FileExistsError:
+            raise ConfigError(
+                f"run.path {self.path}: another run is here already",
+                remedy="continue it with --resume auto, or choose another run.path",
+            ) from None
+        except OSError as error:
+            raise ConfigError(f"run.path {self.path}: {error.strerror}") from None
+        self.save_config(config)
+
+    def save_config(self, config: Config) -> None:
+        """Write the resolved config under its name in one step."""
+        temporary = self.path / ".config.toml"
+        write_config(config, temporary)
+        os.replace(temporary, self.config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """What a user asked for, resolved; the same on every rank.
+
+    Attributes:
+        config: complete and checked.
+        source: recipe or file.
+        resume: continue the run in the folder.
+        init_from: folder of another run whose weights and optimizer state are taken, or "".
+        changes: settings that differ from the saved config, as (path, before, after).
+    """
+
+    config: Config
+    source: str
+    resume: bool = False
+    init_from: str = ""
+    changes: tuple[tuple[str, object, object], ...] = ()
+
+    @property
+    def folder(self) -> RunFolder:
+        """Where the run lives."""
+        return RunFolder(path=Path(self.config.run.path))
+
+
+def resolve_run(
+    source: str | None, overrides: Sequence[str], *, resume: bool = False, init_from: str = ""
+) -> RunRequest:
+    """Find out which config applies. Reads only, so that every rank may do it.
+
+    Args:
+        source: recipe or TOML file; may be None when a run is resumed.
+        overrides: `section.key=value` each.
+        resume: continue a run that exists, with its saved config as the base.
+        init_from: folder of a run to take weights from.
+
+    Raises:
+        ConfigError: nothing to start from, an existing run without `resume`, or an unsafe change.
+    """
+    config = load_config(source, overrides) if source is not None else None
+    path = config.run.path if config is not None else str(read_overrides(overrides).get("run.path", ""))
+    if not path:
+        raise ConfigError("run.path is not set", remedy="add --set run.path=FOLDER")
+    folder = RunFolder(path=Path(path))
+    if folder.exists():
+        return _continue(folder, source, overrides, resume, init_from)
+    if config is None:
+        raise ConfigError(f"no run in {path}", remedy="name a recipe or TOML file to start one")
+    if not config.data.path:
+        raise ConfigError("data.path is not set", remedy="add --set data.path=DATASET")
+    if init_from and not RunFolder(path=Path(init_from)).exists():
+        raise ConfigError(f"--init-from {init_from}: there is no run", remedy="name the folder of a run")
+    return RunRequest(config=_absolute(config), source=str(source), init_from=init_from)
+
+
+def _continue(
+    folder: RunFolder, source: str | None, overrides: Sequence[str], resume: bool, init_from: str
+) -> RunRequest:
+    if not resume:
+        raise ConfigError(
+            f"run.path {folder.path} holds a run already",
+            remedy="continue it with --resume auto, or choose another run.path",
+        )
+    if init_from:
+        raise ConfigError("--init-from starts a new run and can't go with a run that exists")
+    started_from = json.loads((folder.path / "run.json").read_text())["source"]
+    if source is not None and source != started_from:
+        raise ConfigError(
+            f"run {folder.path} was started from {started_from!r}, not {source!r}",
+            remedy="leave the recipe out; the run's saved config is the base",
+        )
+    saved = load_config(folder.config)
+    config = _absolute(load_config(folder.config, overrides))
+    changes = dict(differing(saved, config))
+    changes.pop("run.path", None)
+    unsafe = [_refusal(path, *values) for path, values in changes.items() if _why_unsafe(path)]
+    if unsafe:
+        raise ConfigError(
+            "a resumed run can't change\n  " + "\n  ".join(unsafe),
+            remedy="start a new run with --init-from and another run.path to change these",
+        )
+    return RunRequest(
+        config=config,
+        source=started_from,
+        resume=True,
+        changes=tuple((path, before, after) for path, (before, after) in changes.items()),
+    )
+
+
+def _why_unsafe(path: str) -> str | None:
+    return _UNSAFE_ON_RESUME.get(path) or _UNSAFE_SECTION_ON_RESUME.get(path.split(".")[0])
+
+
+def _refusal(path: str, before: object, after: object) -> str:
+    return f"{path} from {before} to {after}: it sets {_why_unsafe(path)}"
+
+
+def _absolute(config: Config) -> Config:
+    data: Mapping[str, object] = {"path": str(Path(config.data.path).absolute())}
+    run: Mapping[str, object] = {"path": str(Path(config.run.path).absolute())}
+    return config.model_copy(
+        update={"data": config.data.model_copy(update=data), "run": config.run.model_copy(update=run)}
+    )

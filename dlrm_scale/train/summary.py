@@ -1,0 +1,54 @@
+"""The table at the end of a run."""
+
+from dlrm_scale.train.trainer import RunResult
+from dlrm_scale.units import format_bytes, format_count, format_seconds
+
+__all__ = ["metric_rows", "summary_table", "text_table"]
+
+
+def text_table(rows: list[tuple[str, str]]) -> str:
+    """Lay out name and value in two columns."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows)
+
+
+def metric_rows(metrics: dict[str, object]) -> list[tuple[str, str]]:
+    """Names and values of `ClickMetrics` for people; undefined ones say so."""
+    rows = [("rows evaluated", format_count(int(str(metrics["rows"]))))]
+    for name, label in (
+        ("auc", "AUC"),
+        ("logloss", "logloss"),
+        ("normalized_entropy", "normalized entropy"),
+        ("calibration", "calibration"),
+        ("base_rate_logloss", "logloss of the base rate"),
+    ):
+        value = metrics[name]
+        rows.append((label, "undefined" if value is None else f"{value:.5f}"))
+    if metrics["note"]:
+        rows.append(("note", str(metrics["note"])))
+    return rows
+
+
+def summary_table(result: RunResult, run_path: str) -> str:
+    """Describe a finished or stopped start of a run."""
+    rows = [
+        ("run", run_path),
+        ("state", result.state + (": continue with --resume auto" if result.state == "stopped" else "")),
+        ("steps", f"{format_count(result.step)} (this start began at {format_count(result.start_step)})"),
+        ("ranks", str(result.ranks)),
+        ("rows trained", format_count(result.rows)),
+        ("time", format_seconds(result.seconds)),
+        ("samples/s", format_count(result.samples_per_second)),
+        ("waiting for data", f"{result.data_wait_share:.2%} of the time"),
+        ("stalled by checkpoints", f"{result.checkpoint_stall_share:.2%} of the time"),
+        ("checkpoints", f"{result.checkpoints_committed} committed, {result.checkpoints_failed} failed"),
+    ]
+    if result.baseline_bytes is not None:
+        rows.append(("bytes of a baseline", format_bytes(result.baseline_bytes)))
+    if result.delta_bytes is not None:
+        rows.append(("bytes of a delta (mean)", format_bytes(result.delta_bytes)))
+    if result.loss is not None:
+        rows.append(("training loss, last window", f"{result.loss:.5f}"))
+    if result.validation is not None:
+        rows += [(f"validation {name}", value) for name, value in metric_rows(result.validation)]
+    return text_table(rows)
