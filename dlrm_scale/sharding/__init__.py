@@ -1,1 +1,1 @@
-"""TODO"""
+"""Spreading a model's tables over ranks with TorchRec, and running its steps."""

@@ -1,0 +1,182 @@
+"""Making a sharding plan on one rank, and describing it as a layout."""
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.stats import NoopEmbeddingStats
+from torchrec.distributed.planner.types import PlannerError
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
+
+from dlrm_scale.config import Config
+from dlrm_scale.errors import DlrmScaleError, PlanError
+from dlrm_scale.layout import ShardLayout, ShardRegion, TableLayout
+from dlrm_scale.schema import TableSpec
+from dlrm_scale.sharding.ranks import Ranks
+from dlrm_scale.sharding.rules import allowed_types
+from dlrm_scale.sharding.sharder import TableSharder
+from dlrm_scale.units import format_bytes, parse_bytes
+
+__all__ = ["check_agreement", "layout_of", "make_plan"]
+
+
+def make_plan(
+    model: nn.Module,
+    tables: Sequence[TableSpec],
+    config: Config,
+    sharder: TableSharder,
+    ranks: Ranks,
+    *,
+    host_ranks: int,
+) -> ShardingPlan:
+    """Let rank 0 plan and give every rank its plan. A collective: all ranks call it.
+
+    Args:
+        model: with its `EmbeddingBagCollection` on the meta device.
+        tables: the model's tables.
+        config: `sharding`, `sparse_optimizer` and `data.batch_size` are read.
+        sharder: what shards the tables.
+        ranks: this process among the others.
+        host_ranks: ranks that count as one host.
+
+    Raises:
+        ConfigError: see `rules.allowed_types`.
+        PlanError: a type isn't allowed, nothing fits, or ranks ask for different plans. Raised on every rank.
+    """
+    types = allowed_types(tables, config, ranks.device.type)
+    asked = repr((tuple(tables), config.sharding, config.sparse_optimizer, ranks.device.type, host_ranks))
+    check_agreement(hashlib.sha256(asked.encode()).hexdigest(), "tables and sharding config", ranks)
+    answer: object = None
+    if ranks.rank == 0:
+        try:
+            answer = _plan(model, types, config, sharder, ranks, host_ranks)
+        except DlrmScaleError as error:
+            answer = error
+        except Exception as error:
+            ranks.broadcast_object(PlanError(f"rank 0 failed to plan: {error!r}"))
+            raise
+    answer = ranks.broadcast_object(answer)
+    if isinstance(answer, DlrmScaleError):
+        raise answer
+    assert isinstance(answer, ShardingPlan)
+    return answer
+
+
+def check_agreement(fingerprint: str, what: str, ranks: Ranks) -> None:
+    """Compare a fingerprint over all ranks. A collective.
+
+    Raises:
+        PlanError: on every rank, naming the ranks that differ from rank 0.
+    """
+    fingerprints = ranks.gather_objects(fingerprint)
+    different = [str(r) for r, f in enumerate(fingerprints) if f != fingerprints[0]]
+    if different:
+        raise PlanError(
+            f"{what}: rank {', '.join(different)} of {ranks.ranks} differs from rank 0",
+            remedy="start every rank with the same config, dataset and package versions",
+        )
+
+
+def layout_of(plan: ShardingPlan, tables: Sequence[TableSpec], ranks: int) -> ShardLayout:
+    """Describe a plan in global coordinates, without TorchRec's types.
+
+    Args:
+        plan: of a model with these tables.
+        tables: the order of the layout's tables.
+        ranks: how many ranks the plan is for.
+    """
+    parameters = {
+        name: parameter
+        for module in plan.plan.values()
+        if isinstance(module, EmbeddingModuleShardingPlan)
+        for name, parameter in module.items()
+    }
+    return ShardLayout(ranks=ranks, tables=tuple(_table_layout(t, parameters[t.name]) for t in tables))
+
+
+def _table_layout(table: TableSpec, parameter) -> TableLayout:  # type: ignore[no-untyped-def]
+    if parameter.sharding_type == "data_parallel":
+        whole = ShardRegion(
+            table=table.name, row_start=0, row_end=table.rows, column_start=0, column_end=table.dim, rank=0
+        )
+        return TableLayout(spec=table, sharding_type="data_parallel", regions=(whole,), replicated=True)
+    regions = [
+        ShardRegion(
+            table=table.name,
+            row_start=shard.shard_offsets[0],
+            row_end=shard.shard_offsets[0] + shard.shard_sizes[0],
+            column_start=shard.shard_offsets[1],
+            column_end=shard.shard_offsets[1] + shard.shard_sizes[1],
+            rank=shard.placement.rank(),
+        )
+        for shard in parameter.sharding_spec.shards
+    ]
+    regions.sort(key=lambda r: (r.row_start, r.column_start, r.row_end, r.rank))
+    return TableLayout(spec=table, sharding_type=parameter.sharding_type, regions=tuple(regions))
+
+
+def _plan(
+    model: nn.Module,
+    types: Mapping[str, tuple[str, ...]],
+    config: Config,
+    sharder: TableSharder,
+    ranks: Ranks,
+    host_ranks: int,
+) -> ShardingPlan:
+    memory_bytes = _device_memory_bytes(config, ranks)
+    on_gpu = ranks.device.type == "cuda"
+    topology = Topology(
+        world_size=ranks.ranks,
+        local_world_size=host_ranks,
+        compute_device=ranks.device.type,
+        hbm_cap=memory_bytes if on_gpu else None,
+        ddr_cap=None if on_gpu else memory_bytes,
+    )
+    constraints = {
+        name: ParameterConstraints(sharding_types=list(t), min_partition=config.sharding.min_columns_per_shard)
+        for name, t in types.items()
+    }
+    batch_size = max(1, config.data.batch_size // ranks.ranks)
+    planner = EmbeddingShardingPlanner(
+        topology=topology,
+        batch_size=batch_size,
+        enumerator=_OrderedEnumerator(topology=topology, batch_size=batch_size, constraints=constraints),
+        constraints=constraints,
+        stats=NoopEmbeddingStats(),
+        debug=False,
+    )
+    try:
+        return planner.plan(model, [sharder])
+    except PlannerError as error:
+        raise PlanError(
+            f"no sharding plan fits {ranks.ranks} ranks of {format_bytes(memory_bytes)}: {error}",
+            remedy="use more ranks, smaller tables or dim, more sharding.device_memory, or sharding.kind = "
+            '"row_wise", which divides every table',
+        ) from error
+
+
+class _OrderedEnumerator(EmbeddingEnumerator):
+    """TorchRec's enumerator with a fixed order of options.
+
+    TorchRec intersects sets of strings, whose order changes from process to process: two starts of one run would
+    break ties differently, and a resumed run would sum in another order.
+    """
+
+    def _filter_sharding_types(self, name: str, allowed_sharding_types: list[str], sharder_key: str = "") -> list[str]:
+        kept = set(super()._filter_sharding_types(name, allowed_sharding_types, sharder_key))
+        return [t for t in allowed_sharding_types if t in kept]
+
+    def _filter_compute_kernels(self, name: str, allowed_compute_kernels: list[str], sharding_type: str) -> list[str]:
+        return sorted(super()._filter_compute_kernels(name, allowed_compute_kernels, sharding_type))
+
+
+def _device_memory_bytes(config: Config, ranks: Ranks) -> int:
+    if config.sharding.device_memory:
+        return parse_bytes(config.sharding.device_memory)
+    if ranks.device.type == "cuda":
+        return int(torch.cuda.get_device_properties(ranks.device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks.local_ranks

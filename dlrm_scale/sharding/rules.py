@@ -1,0 +1,123 @@
+"""Which sharding types a table may get, and why not the others."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+
+from dlrm_scale.config import Config
+from dlrm_scale.errors import ConfigError, PlanError
+from dlrm_scale.schema import TableSpec
+
+__all__ = ["COLUMN_SPLIT_TYPES", "allowed_types", "column_width"]
+
+COLUMN_SPLIT_TYPES = ("column_wise", "table_column_wise", "grid_shard")
+"""Types that cut a table's columns."""
+
+# What `auto` offers, in the order in which ties are broken. grid_shard only on request, as in TorchRec's planner.
+_AUTO = ("table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "data_parallel")
+
+
+def allowed_types(tables: Sequence[TableSpec], config: Config, device_type: str) -> dict[str, tuple[str, ...]]:
+    """List the sharding types that the planner may choose from, by table.
+
+    A type that was asked for is either allowed or refused with the reason; `auto` leaves out what would be refused.
+
+    Args:
+        tables: the model's tables.
+        config: sections `sharding` and `sparse_optimizer` are read.
+        device_type: `cpu` or `cuda`.
+
+    Raises:
+        ConfigError: `sharding.tables` names a table that the model doesn't have, or a column width is no multiple
+            of 4.
+        PlanError: the optimizer, or a type that was asked for, isn't supported here.
+    """
+    sharding = config.sharding
+    _check_optimizer(config, device_type)
+    _check_names(sharding.tables, tables)
+    if sharding.min_columns_per_shard % 4:
+        raise ConfigError(
+            f"sharding.min_columns_per_shard: {sharding.min_columns_per_shard} is not a multiple of 4, the width "
+            "of fbgemm's vectors",
+            remedy=f"set it to {_round_up_to_4(sharding.min_columns_per_shard)}",
+        )
+    allowed = {}
+    for table in tables:
+        asked = sharding.tables.get(table.name) or (None if sharding.kind == "auto" else sharding.kind)
+        if asked is None:
+            allowed[table.name] = tuple(t for t in _AUTO if _objection(t, table, config) is None)
+            continue
+        objection = _objection(asked, table, config)
+        if objection is not None:
+            raise PlanError(f"table {table.name}: {asked} {objection[0]}", remedy=objection[1])
+        allowed[table.name] = (asked,)
+    return allowed
+
+
+def column_width(dim: int, minimum: int) -> int:
+    """Find the width of a column shard: the smallest divisor of `dim` that is a multiple of 4 and at least `minimum`.
+
+    Returns `dim` when there is none, that is, when the table can't be cut. This is TorchRec's rule
+    (`sharding_plan._find_base_dim`), which cuts nothing without a word.
+    """
+    return next((w for w in range(minimum, dim) if dim % w == 0 and w % 4 == 0), dim)
+
+
+def _check_optimizer(config: Config, device_type: str) -> None:
+    if config.sparse_optimizer.kind == "adam" and device_type == "cpu":
+        raise PlanError(
+            "sparse_optimizer.kind: adam isn't supported for tables on CPU: fbgemm has no such kernel there",
+            remedy='set sparse_optimizer.kind to "rowwise_adagrad" or "sgd", or train on a GPU',
+        )
+
+
+def _check_names(asked: Mapping[str, str], tables: Sequence[TableSpec]) -> None:
+    names = [t.name for t in tables]
+    for name in asked:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            raise ConfigError(
+                f"sharding.tables: the model has no table {name!r}; its tables are {', '.join(names)}",
+                remedy=f"did you mean {near[0]!r}?" if near else "use the name of a category column",
+            )
+
+
+def _objection(kind: str, table: TableSpec, config: Config) -> tuple[str, str] | None:
+    """Why `kind` can't be used for a table and what to do instead; None if it can."""
+    sharding, optimizer = config.sharding, config.sparse_optimizer.kind
+    if kind == "grid_shard" and table.pooling == "mean":
+        return (
+            "with mean pooling trains as sum pooling: TorchRec 1.8 never divides its partial sums",
+            'use sum pooling (model.pooling = "sum") or another sharding type',
+        )
+    if kind in COLUMN_SPLIT_TYPES:
+        if optimizer == "rowwise_adagrad" and not sharding.allow_split_row_state:
+            return (
+                "would give each column shard a row state of its own, which is another algorithm than row-wise "
+                "Adagrad on the whole row",
+                "allow it by name with sharding.allow_split_row_state = true, or use "
+                'sparse_optimizer.kind = "sgd", or a type that keeps rows whole',
+            )
+        if column_width(table.dim, sharding.min_columns_per_shard) == table.dim:
+            return (
+                f"can't cut {table.dim} columns into equal shards of at least {sharding.min_columns_per_shard} that "
+                "are a multiple of 4",
+                _narrower(table.dim, sharding.min_columns_per_shard),
+            )
+    if kind == "data_parallel" and optimizer == "adam":
+        return (
+            "with adam is another algorithm than on sharded tables: the dense Adam also moves rows that no sample "
+            "looked up",
+            'use another sharding type, or sparse_optimizer.kind = "rowwise_adagrad" or "sgd"',
+        )
+    return None
+
+
+def _narrower(dim: int, minimum: int) -> str:
+    widths = [w for w in range(4, min(dim, minimum + 1), 4) if dim % w == 0]
+    if widths:
+        return f"set sharding.min_columns_per_shard = {widths[-1]}, or use another sharding type"
+    return "use another sharding type"
+
+
+def _round_up_to_4(value: int) -> int:
+    return -(-value // 4) * 4
