@@ -14,7 +14,6 @@ Arrays are column-major: `integers[k]` and `categories[k]` are the contiguous va
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,6 +71,12 @@ class RawBlock:
     def rows(self) -> int:
         """Number of rows."""
         return len(self.labels)
+
+    def training_rows(self, training_lines: int | None) -> int:
+        """How many rows, from the block's start, stand on the file's first `training_lines` lines (None: all)."""
+        if training_lines is None:
+            return self.rows
+        return max(0, min(self.rows, training_lines - self.first_line + 1))
 
 
 def _hex_values() -> npt.NDArray[np.uint8]:
@@ -244,7 +249,7 @@ class _LineBuffer:
         array: uint8 with slack behind it.
         start: first byte not yet parsed.
         end: one past the last line feed.
-        unterminated: the last line of the file had no line feed (one was added).
+        last_line_start: start of a last line that has no line feed (one was added), -1 until it is met.
     """
 
     def __init__(self, source: ByteSource) -> None:
@@ -283,7 +288,7 @@ class _LineBuffer:
                     f"{self._source.path}: a line of more than {_LINE_BYTES_MAX:,} bytes; this is no tab-separated text",
                     remedy="give plain, gzip or zstd files of Criteo rows",
                 )
-            self.end = 0 if self.start == 0 else self.start
+            self.end = self.start
             return True
         self.end = max(0, self._filled - _LINE_BYTES_MAX) + newline + 1
         return True
@@ -291,10 +296,9 @@ class _LineBuffer:
     def line_at(self, position: int) -> bytes:
         """Return the line that starts there, without its line feed."""
         end = position
-        while self.array[end : end + 4096].size and _LF not in self.array[end : end + 4096]:
+        while not (found := np.flatnonzero(self.array[end : end + 4096] == _LF)).size:
             end += 4096
-        end += int(np.argmax(self.array[end : end + 4096] == _LF))
-        return self._view[position:end].tobytes()
+        return self._view[position : end + int(found[0])].tobytes()
 
 
 def read_blocks(
@@ -341,8 +345,12 @@ def read_blocks(
                 line += 1
 
 
-def count_lines(source: ByteSource) -> int:
+def count_lines(source: ByteSource, *, on_read: Callable[[], None] | None = None) -> int:
     """Count the lines of a file; a last line without a line feed counts.
+
+    Args:
+        source: an open file; read to its end.
+        on_read: called after each block.
 
     Raises:
         DataError: the file is cut off or damaged.
@@ -353,4 +361,6 @@ def count_lines(source: ByteSource) -> int:
     while count := source.read_into(view):
         lines += int(np.count_nonzero(np.frombuffer(buffer, np.uint8, count) == _LF))
         last = buffer[count - 1]
+        if on_read is not None:
+            on_read()
     return lines + (last != _LF)

@@ -1,0 +1,178 @@
+"""The folder in which a dataset is built, so that nothing half-made has a final name and a rerun goes on.
+
+DIR/.building/request.json        what is being built; another request throws the folder away
+DIR/.building/part-00000.arrow    finished files of this request, each with its part-00000.json
+DIR/.building/lock                held while a process works here; a second one is refused
+DIR/preprocess.json               of a finished dataset: the request that made it
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from dlrm_scale.data.dataset import MANIFEST_FILE
+from dlrm_scale.errors import DatasetError
+
+__all__ = ["REJECTED_FILE", "REQUEST_FILE", "Staging", "finished_request", "request_key", "write_json"]
+
+REQUEST_FILE = "preprocess.json"
+"""Beside the manifest: inputs and options, for `up to date`. Not part of the fingerprint, which is about content."""
+REJECTED_FILE = "rejected.tsv"
+_FOLDER = ".building"
+_OURS = ("part-*.arrow", "vocabulary-C*.parquet", REQUEST_FILE, REJECTED_FILE)
+
+
+def request_key(request: Mapping[str, Any]) -> str:
+    """Hash of a JSON-ready description of what is asked for."""
+    text = json.dumps(request, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    """Write a small file atomically and durably."""
+    temporary = file.with_name(f"{file.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as out:
+        json.dump(content, out, indent=1)
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(temporary, file)
+
+
+def finished_request(folder: Path) -> dict[str, Any] | None:
+    """Return the request that made the finished dataset in `folder`, None if there is none or it isn't known."""
+    if not (folder / MANIFEST_FILE).exists():
+        return None
+    return _read_json(folder / REQUEST_FILE)
+
+
+def _read_json(file: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+class Staging:
+    """Building a dataset for one request; a context manager that holds the lock.
+
+    Args:
+        folder: the dataset's folder; made if absent.
+        request: JSON-ready; what was finished under an equal request is kept.
+
+    Raises:
+        DatasetError: another process is building here, or the folder holds something else than a dataset.
+    """
+
+    def __init__(self, folder: Path, request: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.path = folder / _FOLDER
+        self._request = {**request, "key": request_key(request)}
+        self._lock = -1
+
+    def __enter__(self) -> Self:
+        if self.folder.exists() and not self.folder.is_dir():
+            raise DatasetError(f"{self.folder} is a file", remedy="name a folder for --out")
+        if self.folder.exists() and not self.path.exists() and not (self.folder / MANIFEST_FILE).exists():
+            strangers = sorted(entry.name for entry in self.folder.iterdir())
+            if strangers:
+                raise DatasetError(
+                    f"{self.folder} is not empty and holds no dataset ({', '.join(strangers[:3])}, …)",
+                    remedy="name a new or empty folder for --out",
+                )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = self._locked()
+            known = _read_json(self.path / "request.json")
+            if known is None or known.get("key") != self._request["key"]:
+                self._clear()
+                write_json(self.path / "request.json", self._request)
+        except OSError as error:
+            raise DatasetError(f"{self.path} can't be used: {error}", remedy="check --out") from error
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        os.close(self._lock)
+
+    def finished(self, name: str) -> dict[str, Any] | None:
+        """Return what `finish` noted under this name in this or an earlier process, or None."""
+        return _read_json(self.path / f"{name}.json")
+
+    def finish(self, name: str, content: Mapping[str, Any]) -> None:
+        """Note that a step of the work is done."""
+        write_json(self.path / f"{name}.json", content)
+
+    def holds(self, file: str) -> bool:
+        """Whether a data file of this request is finished, here or already under its final name."""
+        return self.where(file).exists()
+
+    def where(self, file: str) -> Path:
+        """Path of a data file: here, unless a process moved it to its final name and died before the manifest."""
+        staged = self.path / file
+        return staged if staged.exists() or self.is_replacing() else self.folder / file
+
+    def is_replacing(self) -> bool:
+        """Whether a finished dataset is still in place."""
+        return (self.folder / MANIFEST_FILE).exists()
+
+    def publish(self, files: list[str]) -> None:
+        """Give the data files their final names; the manifest is written afterwards.
+
+        A dataset that is replaced loses its manifest first, so that at no time a manifest stands beside files that it
+        doesn't describe.
+        """
+        (self.folder / MANIFEST_FILE).unlink(missing_ok=True)
+        for pattern in _OURS:
+            for old in self.folder.glob(pattern):
+                # What is no longer in staging was moved by a process that died before the manifest.
+                if old.name not in files or (self.path / old.name).exists():
+                    old.unlink()
+        for file in files:
+            if (self.path / file).exists():
+                _fsync(self.path / file)
+                os.replace(self.path / file, self.folder / file)
+        write_json(self.folder / REQUEST_FILE, self._request)
+
+    def remove(self) -> None:
+        """Remove the staging folder, lock included; the dataset is complete."""
+        shutil.rmtree(self.path)
+
+    def _clear(self) -> None:
+        for entry in self.path.iterdir():
+            if entry.name != "lock":
+                entry.unlink()
+        # Files that were published for a request that never got its manifest.
+        if not self.is_replacing():
+            for pattern in _OURS:
+                for old in self.folder.glob(pattern):
+                    old.unlink()
+
+    def _locked(self) -> int:
+        file = self.path / "lock"
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A process that finished in between removed the file: then this lock guards nothing.
+            current = file.exists() and os.stat(file).st_ino == os.fstat(descriptor).st_ino
+        except BlockingIOError:
+            current = False
+        if not current:
+            os.close(descriptor)
+            raise DatasetError(
+                f"another process is writing a dataset into {self.folder}", remedy="wait for it or name another --out"
+            )
+        return descriptor
+
+
+def _fsync(file: Path) -> None:
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
