@@ -7,7 +7,8 @@ from dlrm_scale.config import Config
 from dlrm_scale.data.dataset import Dataset
 from dlrm_scale.data.loader import EvalLoader
 from dlrm_scale.errors import CheckpointError
-from dlrm_scale.sharding import close_ranks, init_ranks, make_eval_pipeline
+from dlrm_scale.sharding.pipeline import make_eval_pipeline
+from dlrm_scale.sharding.ranks import close_ranks, init_ranks
 from dlrm_scale.train.evaluate import evaluate_batches
 from dlrm_scale.train.metrics import ClickMetrics
 from dlrm_scale.train.resume import agree_on_chain, restore_run

@@ -1,7 +1,7 @@
 """Local ranks through torch's elastic launcher, or joining torchrun's.
 
-Signals: the launcher blocks SIGINT and SIGTERM, so the ranks start with them blocked and open them only once their
-own handler is in place; a thread waits for them and passes them on. A rank then finishes its step, commits and
+Signals: ranks start with SIGINT and SIGTERM blocked, as they inherit it from the launcher's main thread, and open
+them once their own handler is in place. The launcher passes signals on. A rank then finishes its step, commits and
 returns, and the launcher sees an ordinary end.
 """
 
@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import TypeVar
 
 from dlrm_scale.errors import ConfigError, DlrmScaleError, TrainingError
@@ -104,25 +105,20 @@ def _elastic(
                 monitor_interval=0.1,
                 start_method="spawn",
                 shutdown_timeout=shutdown_seconds,
+                # not SIGINT and SIGTERM: torch would kill the ranks 30 s after them and raise here
+                signals_to_handle="SIGHUP,SIGQUIT",
             ),
             _rank_main,
         )
-        previous = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        over = threading.Event()
-        forwarder = threading.Thread(target=_forward_signals, args=(over, shutdown_seconds), daemon=True)
-        forwarder.start()
-        try:
-            results = launcher(function, argument, folder)
-        except ChildFailedError as error:
-            failure = first_cause(Path(folder))
-            if failure is None:
-                rank, cause = error.get_first_failure()
-                raise TrainingError(f"rank {rank} ended before it ran (exit code {cause.exitcode})") from None
-            raise failure.error() from None
-        finally:
-            over.set()
-            forwarder.join()
-            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        with _SignalForwarding(shutdown_seconds):
+            try:
+                results = launcher(function, argument, folder)
+            except ChildFailedError as error:
+                failure = first_cause(Path(folder))
+                if failure is None:
+                    rank, cause = error.get_first_failure()
+                    raise TrainingError(f"rank {rank} ended before it ran (exit code {cause.exitcode})") from None
+                raise failure.error() from None
     first: Result = results[0]
     return first
 
@@ -144,17 +140,42 @@ def _rank_main(function: "RankFunction[Argument, Result]", argument: Argument, f
     return result if rank == 0 else None
 
 
-def _forward_signals(over: threading.Event, shutdown_seconds: int) -> None:
-    first: float | None = None
-    while not over.is_set():
-        received = signal.sigtimedwait(_SIGNALS, 0.2)
-        if received is not None:
-            first = first or time.monotonic()
-            _signal_children(received.si_signo)
-        if first is not None and time.monotonic() - first > shutdown_seconds:
-            sys.stderr.write(f"ranks did not stop within {shutdown_seconds} s: killing them\n")
-            _signal_children(signal.SIGKILL)
-            first = None
+class _SignalForwarding:
+    """Passes SIGINT and SIGTERM on to the ranks, and kills ranks that don't stop in time.
+
+    The main thread blocks both signals, so that the ranks it spawns begin with them blocked. A thread of this class
+    leaves them open: the system delivers them there, and Python runs the handler in the main thread.
+    """
+
+    def __init__(self, shutdown_seconds: int) -> None:
+        self._shutdown_seconds = shutdown_seconds
+        self._first: float | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> None:
+        self._handlers = {signum: signal.signal(signum, self._handle) for signum in _SIGNALS}
+        self._thread.start()
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        for signum, handler in self._handlers.items():
+            signal.signal(signum, handler)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        self._first = self._first or time.monotonic()
+        _signal_children(signum)
+
+    def _watch(self) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        while not self._over.wait(0.2):
+            if self._first is not None and time.monotonic() - self._first > self._shutdown_seconds:
+                sys.stderr.write(f"ranks did not stop within {self._shutdown_seconds} s: killing them\n")
+                _signal_children(signal.SIGKILL)
+                return
 
 
 def _signal_children(signum: int) -> None:

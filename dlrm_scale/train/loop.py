@@ -14,7 +14,9 @@ from dlrm_scale.checkpoint import CheckpointEngine, SaveOutcome
 from dlrm_scale.config import Config
 from dlrm_scale.data.loader import TrainLoader
 from dlrm_scale.errors import TrainingError
-from dlrm_scale.sharding import Ranks, ShardedModel, TrainPipeline
+from dlrm_scale.sharding.pipeline import TrainPipeline
+from dlrm_scale.sharding.ranks import Ranks
+from dlrm_scale.sharding.shard import ShardedModel
 from dlrm_scale.telemetry import StepClock
 from dlrm_scale.touched_rows import TouchedRows
 from dlrm_scale.train.agreement import StepAgreement, Verdict

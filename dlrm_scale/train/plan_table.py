@@ -23,7 +23,7 @@ def describe_plan(rows: Sequence[Mapping[str, object]], owners: Mapping[str, str
             str(row["dim"]),
             str(row["type"]),
             str(row["shards"]),
-            str(row["ranks"]),
+            _compact(row["ranks"]),
             format_bytes(int(str(row["bytes_per_rank"]))),
         )
         for row in rows
@@ -32,3 +32,10 @@ def describe_plan(rows: Sequence[Mapping[str, object]], owners: Mapping[str, str
     text = "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in [header, *lines])
     counts = Counter(owners.values())
     return text + "\noptimizers: " + ", ".join(f"{name} owns {count} parameters" for name, count in sorted(counts.items()))
+
+
+def _compact(ranks: object) -> str:
+    assert isinstance(ranks, list)
+    if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]}-{ranks[-1]}"
+    return ",".join(map(str, ranks)) or "-"

@@ -7,7 +7,8 @@ from pathlib import Path
 from dlrm_scale.checkpoint import Chain, find_chain, restore
 from dlrm_scale.config import Config
 from dlrm_scale.errors import CheckpointError
-from dlrm_scale.sharding import Ranks, ShardedModel
+from dlrm_scale.sharding.ranks import Ranks
+from dlrm_scale.sharding.shard import ShardedModel
 from dlrm_scale.train.random_state import restore_random_state
 
 __all__ = ["RestoredRun", "agree_on_chain", "restore_run"]

@@ -8,9 +8,12 @@ import torch
 
 from dlrm_scale.config import Config
 from dlrm_scale.data.dataset import Dataset
-from dlrm_scale.models import build_model, fill_initial_rows, table_specs
+from dlrm_scale.models.build import build_model
+from dlrm_scale.models.initial_rows import fill_initial_rows
+from dlrm_scale.models.tables import table_specs
 from dlrm_scale.schema import TableSpec
-from dlrm_scale.sharding import Ranks, ShardedModel, shard_model
+from dlrm_scale.sharding.ranks import Ranks
+from dlrm_scale.sharding.shard import ShardedModel, shard_model
 
 __all__ = ["ModelOnRanks", "build_on_ranks", "device_kind", "pipeline_kind", "set_threads"]
 

@@ -14,7 +14,9 @@ from dlrm_scale.config import Config
 from dlrm_scale.data.dataset import Dataset
 from dlrm_scale.data.loader import EvalLoader, TrainLoader
 from dlrm_scale.errors import CheckpointError, ConfigError
-from dlrm_scale.sharding import Ranks, close_ranks, init_ranks, make_eval_pipeline, make_train_pipeline, save_plan
+from dlrm_scale.sharding.pipeline import make_eval_pipeline, make_train_pipeline
+from dlrm_scale.sharding.plan_file import save_plan
+from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
 from dlrm_scale.touched_rows import TouchedRows
 from dlrm_scale.train.evaluate import evaluate_batches
 from dlrm_scale.train.loop import LoopEnd, TrainingLoop
@@ -158,7 +160,7 @@ def _train(request: RunRequest, stop: StopRequest, ranks: Ranks) -> RunResult:
     try:
         if report is None:
             return _finish(loop, dataset, None, config, folder, ranks)
-        save_plan(sharded, folder.plan)
+        save_plan(folder.plan, sharded.layout)
         with report:
             _introduce(report, model, dataset, loader, ranks, start_step, config, notes)
             return _finish(loop, dataset, report, config, folder, ranks)
