@@ -1,0 +1,266 @@
+"""How N ranks agree that a checkpoint is whole, without a collective.
+
+    every rank   writes and syncs its file, then sets its vote in the store
+    rank 0       waits for all votes, checks that they fit together, links the manifest: the commit
+    rank 0       sets the outcome; every rank reads it before it releases its touched rows
+
+Votes and outcomes are keys of a `torch.distributed` store, one set for each save, so they can't collide with the
+collectives of training. An exception on any rank is a no; a missing vote or outcome is one after a timeout. A rank
+that didn't see the outcome keeps its rows marked and learns it before its next save.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from dlrm_scale.checkpoint.manifest import FileRecord, Manifest, TableRecord, check_manifest, serialize_manifest
+from dlrm_scale.checkpoint.storage import LocalStorage
+from dlrm_scale.errors import CheckpointError
+
+__all__ = [
+    "Ballot",
+    "ChainState",
+    "FencedError",
+    "Outcome",
+    "SaveKey",
+    "StoreLike",
+    "Vote",
+    "check_fence",
+    "commit_manifest",
+    "newest_start",
+]
+
+_LONGEST_POLL_SECONDS = 0.1
+
+
+class StoreLike(Protocol):
+    """The part of `torch.distributed.Store` that votes use."""
+
+    def set(self, key: str, value: str, /) -> object: ...  # noqa: D102
+    def get(self, key: str, /) -> bytes: ...  # noqa: D102
+    def check(self, keys: list[str], /) -> bool: ...  # noqa: D102
+    def add(self, key: str, amount: int, /) -> int: ...  # noqa: D102
+    def delete_key(self, key: str, /) -> bool: ...  # noqa: D102
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class SaveKey(_Message):
+    """What all ranks must agree on in one save."""
+
+    seq: int
+    attempt: int
+    step: int
+    kind: str
+    layout_fingerprint: str
+
+
+class Vote(_Message):
+    """One rank's word on one save."""
+
+    save: SaveKey
+    rank: int
+    error: str | None = None
+    """Why the rank votes no."""
+    files: tuple[FileRecord, ...] = ()
+    tables: tuple[TableRecord, ...] = ()
+    """Schemas of the tables that the rank holds a part of."""
+
+
+class ChainState(_Message):
+    """Where the chain stands after the last commit: what the next save's kind depends on."""
+
+    tip_name: str | None = None
+    tip_sha256: str | None = None
+    baseline_bytes: int = 0
+    delta_bytes: int = 0
+    needs_baseline: bool = True
+
+    def next_kind(self, baseline_ratio: float) -> str:
+        """`baseline` or `delta`."""
+        if self.needs_baseline or self.tip_name is None:
+            return "baseline"
+        return "baseline" if self.delta_bytes > baseline_ratio * self.baseline_bytes else "delta"
+
+
+class Outcome(_Message):
+    """Rank 0's word on one save."""
+
+    committed: bool
+    size_bytes: int = 0
+    rows: int = 0
+    error: str | None = None
+    fenced: bool = False
+    """Another trainer has started in the same folder; this one may never commit again."""
+    chain: ChainState
+    """Also after a failure, so that a rank that missed an outcome catches up."""
+
+
+class Ballot:
+    """The store's keys of one engine.
+
+    Args:
+        store: shared by the ranks.
+        rank: this rank.
+        ranks: how many there are.
+        timeout_seconds: of each wait.
+        now: a clock in seconds; a parameter so that tests need not wait.
+        pause: waits for some seconds.
+    """
+
+    def __init__(
+        self,
+        store: StoreLike,
+        *,
+        rank: int,
+        ranks: int,
+        timeout_seconds: float,
+        now: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._store = store
+        self._rank = rank
+        self._ranks = ranks
+        self._timeout_seconds = timeout_seconds
+        self._now = now
+        self._pause = pause
+        # Every rank makes its engines in the same order, so the count tells engines of one store apart.
+        generation = store.add(f"dlrm_scale/checkpoint/engines/{rank}", 1)
+        self._prefix = f"dlrm_scale/checkpoint/{generation}"
+
+    def announce_start(self, message: dict[str, Any]) -> None:
+        """Rank 0: tell the others the start's number and state, or an error."""
+        self._store.set(f"{self._prefix}/start", json.dumps(message))
+
+    def await_start(self) -> dict[str, Any]:
+        """Wait for rank 0's announcement.
+
+        Raises:
+            CheckpointError: none came in time.
+        """
+        text = self._await(f"{self._prefix}/start", self._timeout_seconds)
+        if text is None:
+            raise CheckpointError(f"rank {self._rank}: rank 0 didn't open the checkpoints in time")
+        message: dict[str, Any] = json.loads(text)
+        return message
+
+    def cast(self, vote: Vote) -> None:
+        """Set this rank's vote."""
+        self._store.set(self._vote_key(vote.save.attempt, vote.rank), vote.model_dump_json())
+
+    def collect(self, save: SaveKey) -> list[Vote]:
+        """Rank 0: wait for everybody's vote.
+
+        Raises:
+            CheckpointError: a no, a vote on another save, or a missing vote; the message names the rank.
+        """
+        deadline = self._now() + self._timeout_seconds
+        votes = []
+        for rank in range(self._ranks):
+            text = self._await(self._vote_key(save.attempt, rank), deadline - self._now())
+            if text is None:
+                raise CheckpointError(f"no vote from rank {rank} within {self._timeout_seconds:g} s")
+            vote = Vote.model_validate_json(text)
+            if vote.error is not None:
+                raise CheckpointError(f"rank {rank}: {vote.error}")
+            if vote.save != save:
+                raise CheckpointError(f"ranks disagree: rank 0 saves {save!r}, rank {rank} saves {vote.save!r}")
+            votes.append(vote)
+        return votes
+
+    def announce(self, attempt: int, outcome: Outcome) -> None:
+        """Rank 0: set the outcome of a save, and drop the keys of the save before the last."""
+        self._store.set(self._outcome_key(attempt), outcome.model_dump_json())
+        if attempt > 2:
+            self._store.delete_key(self._outcome_key(attempt - 2))
+            for rank in range(self._ranks):
+                self._store.delete_key(self._vote_key(attempt - 2, rank))
+
+    def await_outcome(self, attempt: int, *, wait: bool = True) -> Outcome | None:
+        """Wait for the outcome; None if it didn't come in time, or isn't there with `wait=False`.
+
+        The wait is two timeouts: rank 0 waits one for the votes and needs time to commit.
+        """
+        text = self._await(self._outcome_key(attempt), 2 * self._timeout_seconds if wait else 0.0)
+        return None if text is None else Outcome.model_validate_json(text)
+
+    def _await(self, key: str, timeout_seconds: float) -> bytes | None:
+        # A blocking `get` would hold the store's only connection, which the main thread needs too.
+        deadline = self._now() + timeout_seconds
+        pause_seconds = 0.001
+        while not self._store.check([key]):
+            left = deadline - self._now()
+            if left <= 0:
+                return None
+            self._pause(min(pause_seconds, left))
+            pause_seconds = min(2 * pause_seconds, _LONGEST_POLL_SECONDS)
+        return self._store.get(key)
+
+    def _vote_key(self, attempt: int, rank: int) -> str:
+        return f"{self._prefix}/vote/{attempt}/{rank}"
+
+    def _outcome_key(self, attempt: int) -> str:
+        return f"{self._prefix}/outcome/{attempt}"
+
+
+def newest_start(storage: LocalStorage) -> int:
+    """The highest number in `starts/`; 0 where there is none."""
+    numbers = [name.removeprefix("starts/").removesuffix(".json") for name in storage.list_names("starts")]
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
+
+def commit_manifest(storage: LocalStorage, manifest: Manifest) -> str:
+    """Check a manifest and link it to its final name, durably: the commit.
+
+    Returns:
+        Its sha256.
+
+    Raises:
+        CheckpointError: it is inconsistent, a file isn't where rank 0 sees it, or its writer is fenced.
+        OSError: it can't be written. If that happens after the link, the name is taken back.
+    """
+    check_manifest(manifest)
+    for file in manifest.files:
+        found = storage.size_bytes(file.name) if storage.exists(file.name) else None
+        if found != file.size_bytes:
+            raise CheckpointError(
+                f"rank 0 sees {found} of {file.size_bytes} bytes of rank {file.rank}'s {file.name}",
+                remedy="put run.path on storage that all hosts share",
+            )
+    data, digest = serialize_manifest(manifest)
+    temporary = f"manifests/.{manifest.seq:08d}-s{manifest.start}a{manifest.attempt}.tmp"
+    storage.write_durably(temporary, data)
+    try:
+        check_fence(storage, manifest.start)
+        storage.link(temporary, manifest.name)
+        try:
+            storage.sync_folder("manifests")
+        except OSError:
+            storage.remove(manifest.name)
+            raise
+    finally:
+        storage.remove(temporary)
+    return digest
+
+
+class FencedError(CheckpointError):
+    """A newer trainer owns the folder."""
+
+
+def check_fence(storage: LocalStorage, start: int) -> None:
+    """Refuse to go on if a newer trainer has started in the folder.
+
+    Raises:
+        FencedError: one has.
+    """
+    newest = newest_start(storage)
+    if newest > start:
+        raise FencedError(
+            f"start {newest} has taken over {storage.root}; this is start {start}",
+            remedy="stop one of the two trainers, or give each its own run.path",
+        )

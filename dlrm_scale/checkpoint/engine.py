@@ -1,0 +1,311 @@
+"""The checkpoint engine of a trainer: baselines and deltas of touched rows, written beside the training."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dlrm_scale.checkpoint.chain import Chain
+from dlrm_scale.checkpoint.commit import Ballot, SaveKey, StoreLike, Vote
+from dlrm_scale.checkpoint.open_start import open_start
+from dlrm_scale.checkpoint.persist import PersistResult, PersistThread, SaveRequest, SaveWriter
+from dlrm_scale.checkpoint.snapshot import (
+    STAGING_LIMIT_BYTES,
+    HostStaging,
+    ShardSnapshot,
+    check_regions,
+    choose_rows,
+    snapshot_bytes,
+    table_records,
+)
+from dlrm_scale.checkpoint.storage import LocalStorage
+from dlrm_scale.config import CheckpointConfig
+from dlrm_scale.errors import CheckpointError
+from dlrm_scale.layout import LocalShard, ShardLayout
+from dlrm_scale.touched_rows import TouchedRows
+
+__all__ = ["CheckpointEngine", "SaveOutcome"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveOutcome:
+    """How one save ended.
+
+    Attributes:
+        step: the step saved.
+        seq: its sequence number.
+        kind: `baseline` or `delta`.
+        committed: whether it can be resumed from.
+        bytes: of all ranks' files.
+        rows: table rows in it; a row cut into columns counts once.
+        stall_seconds: how long `save` held up this rank's training, waiting for the save before included.
+        persist_seconds: from the start of writing to the outcome.
+        staged: whether the rows were copied and written in the background; without room for the copy they are written
+            within the stall.
+        error: why it isn't committed.
+        warning: what went wrong after the commit.
+    """
+
+    step: int
+    seq: int
+    kind: str
+    committed: bool
+    bytes: int
+    rows: int
+    stall_seconds: float
+    persist_seconds: float
+    staged: bool
+    error: str | None = None
+    warning: str | None = None
+
+
+@dataclass(kw_only=True)
+class _Flight:
+    thread: PersistThread
+    key: SaveKey
+    stall_seconds: float
+    staged: bool
+
+
+class CheckpointEngine:
+    """Saves the tables of all ranks; every method is called from the training thread, on every rank alike.
+
+    Args:
+        root: folder that all ranks share; made if missing. One run, one root.
+        layout: all tables.
+        shards: this rank's live shards, in the order of `touched`.
+        touched: which rows changed since the last commit. Maps of replicated tables must be equal on all ranks
+            when `save` is called.
+        rank: this rank.
+        ranks: how many there are.
+        store: a `torch.distributed` store that the ranks share; None for one rank.
+        config: intervals, ratios, timeouts. `every_steps` is the caller's business.
+        optimizer: name of the tables' optimizer, as in `rowwise_adagrad`.
+        resumed_from: the chain that the shards were restored from; deltas go on from it where its tables still fit.
+        staging_limit_bytes: host memory for a copy of the rows; a larger save is written within the stall.
+        storage: where to; a parameter for fault injection.
+
+    Raises:
+        CheckpointError: the folder can't be used; on every rank.
+        ValueError: the shards aren't those of the layout.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        layout: ShardLayout,
+        shards: Sequence[LocalShard],
+        touched: TouchedRows,
+        rank: int,
+        ranks: int,
+        store: StoreLike | None,
+        config: CheckpointConfig,
+        optimizer: str,
+        resumed_from: Chain | None = None,
+        staging_limit_bytes: int = STAGING_LIMIT_BYTES,
+        storage: LocalStorage | None = None,
+    ) -> None:
+        if store is None:
+            if ranks != 1:
+                raise ValueError(f"{ranks} ranks need a store")
+            store = torch.distributed.HashStore()
+        if layout.ranks != ranks:
+            raise ValueError(f"the layout is of {layout.ranks} ranks, not {ranks}")
+        check_regions(layout, shards, rank)
+        tables = table_records(layout, shards)
+        storage = storage if storage is not None else LocalStorage(Path(root))
+        ballot = Ballot(store, rank=rank, ranks=ranks, timeout_seconds=config.vote_timeout_seconds)
+        start = open_start(
+            storage, ballot, rank=rank, layout=layout, tables=tables, optimizer=optimizer, resumed_from=resumed_from
+        )
+        self._layout = layout
+        self._layout_fingerprint = layout.fingerprint()
+        self._shards = list(shards)
+        self._touched = touched
+        self._rank = rank
+        self._config = config
+        self._ballot = ballot
+        self._writer = SaveWriter(
+            storage=storage,
+            ballot=ballot,
+            layout=layout,
+            tables=tables,
+            rank=rank,
+            start=start.number,
+            optimizer=optimizer,
+            keep_baselines=config.keep_baselines,
+        )
+        self._staging = HostStaging()
+        self._staging_limit_bytes = staging_limit_bytes
+        self._chain = start.chain
+        self._next_seq = start.next_seq
+        self._attempt = 0
+        self._missed_attempt: int | None = None
+        self._flight: _Flight | None = None
+        self._outcomes: list[SaveOutcome] = []
+        self._stop_reason: str | None = None
+
+    @property
+    def next_kind(self) -> str:
+        """What the next save will be, `baseline` or `delta`, if the one in flight succeeds."""
+        return self._chain.next_kind(self._config.baseline_ratio)
+
+    def save(
+        self,
+        *,
+        step: int,
+        cursor: Mapping[str, object],
+        dense: Mapping[str, torch.Tensor],
+        rank_state: Mapping[str, torch.Tensor],
+        extra: Mapping[str, object],
+        rows_consumed: int | None = None,
+    ) -> None:
+        """Freeze the state of this step and write it in the background.
+
+        Waits for the save before. Returns when training may go on.
+
+        Args:
+            step: steps done; equal on all ranks.
+            cursor: position in the data, JSON.
+            dense: dense tensors, equal on all ranks; rank 0 writes them.
+            rank_state: this rank's own tensors, as of its random generators.
+            extra: more JSON: schedules, metrics, iteration counters.
+            rows_consumed: rows of training data used so far.
+
+        Raises:
+            CheckpointError: the save before failed and `on_failure` is `stop`, or another trainer has taken over.
+            ValueError: `cursor` or `extra` can't be written as JSON (NaN and infinity can't).
+        """
+        began = time.perf_counter()
+        json.dumps([dict(cursor), dict(extra)], allow_nan=False)
+        self._finish()
+        self._raise_if_stopped()
+        self._catch_up()
+        self._attempt += 1
+        key = SaveKey(
+            seq=self._next_seq,
+            attempt=self._attempt,
+            step=step,
+            kind=self.next_kind,
+            layout_fingerprint=self._layout_fingerprint,
+        )
+        self._next_seq += 1
+        touched_ids = self._touched.freeze()
+        vote: Vote | None = None
+        staged = False
+        snapshots: list[ShardSnapshot] = []
+        host_dense: dict[str, torch.Tensor] = {}
+        host_rank_state: dict[str, torch.Tensor] = {}
+        try:
+            snapshots = choose_rows(
+                self._layout, self._shards, None if key.kind == "baseline" else touched_ids, self._rank
+            )
+            del touched_ids
+            staged = snapshot_bytes(snapshots) <= self._staging_limit_bytes
+            if staged:
+                self._staging.reserve(snapshot_bytes(snapshots))
+                snapshots = [snapshot.copy_to(self._staging) for snapshot in snapshots]
+            host_rank_state = _host_copies(rank_state)
+            host_dense = _host_copies(dense) if self._rank == 0 else {}
+        except Exception as error:
+            vote = Vote(save=key, rank=self._rank, error=f"{type(error).__name__}: {error}")
+        request = SaveRequest(
+            key=key,
+            snapshots=snapshots,
+            dense=host_dense,
+            rank_state=host_rank_state,
+            rows_consumed=rows_consumed,
+            cursor=json.loads(json.dumps(dict(cursor))),
+            extra=json.loads(json.dumps(dict(extra))),
+        )
+        if vote is None and not staged:
+            vote = self._writer.write(request)
+        thread = PersistThread(self._writer, request, self._chain, vote)
+        thread.start()
+        self._flight = _Flight(thread=thread, key=key, stall_seconds=time.perf_counter() - began, staged=staged)
+
+    def poll(self) -> list[SaveOutcome]:
+        """Take the outcomes of saves that have ended since the last call; never waits, never raises.
+
+        Touched rows are released or merged back here, in `wait` and in `save`.
+        """
+        if self._flight is not None and not self._flight.thread.is_alive():
+            self._finish()
+        return self._take()
+
+    def wait(self) -> list[SaveOutcome]:
+        """Wait for the save in flight and take the outcomes.
+
+        Raises:
+            CheckpointError: it failed and `on_failure` is `stop`, or another trainer has taken over.
+        """
+        self._finish()
+        self._raise_if_stopped()
+        return self._take()
+
+    def close(self) -> None:
+        """Wait for the save in flight; its outcome is there for `poll`."""
+        self._finish()
+
+    def _take(self) -> list[SaveOutcome]:
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def _finish(self) -> None:
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
+        flight.thread.join()
+        result = flight.thread.result
+        if result is None:
+            result = PersistResult(outcome=None, error="the writing thread died", warning=None, persist_seconds=0.0)
+        committed = result.outcome is not None and result.outcome.committed
+        if committed:
+            self._touched.release()
+        else:
+            self._touched.merge_back()
+        if result.outcome is None:
+            self._missed_attempt = flight.key.attempt
+        else:
+            self._chain = result.outcome.chain
+        outcome = SaveOutcome(
+            step=flight.key.step,
+            seq=flight.key.seq,
+            kind=flight.key.kind,
+            committed=committed,
+            bytes=result.outcome.size_bytes if result.outcome else 0,
+            rows=result.outcome.rows if result.outcome else 0,
+            stall_seconds=flight.stall_seconds,
+            persist_seconds=result.persist_seconds,
+            staged=flight.staged,
+            error=None if committed else result.error,
+            warning=result.warning,
+        )
+        self._outcomes.append(outcome)
+        fenced = result.outcome is not None and result.outcome.fenced
+        if not committed and (fenced or self._config.on_failure == "stop"):
+            self._stop_reason = f"the checkpoint of step {outcome.step} isn't saved: {outcome.error}"
+
+    def _catch_up(self) -> None:
+        # Rank 0 may have committed after this rank stopped waiting. The rows are merged back already, which is
+        # safe; what is needed is the chain that the next save must agree on.
+        if self._missed_attempt is not None:
+            outcome = self._ballot.await_outcome(self._missed_attempt, wait=False)
+            if outcome is not None:
+                self._chain = outcome.chain
+            self._missed_attempt = None
+
+    def _raise_if_stopped(self) -> None:
+        if self._stop_reason is not None:
+            raise CheckpointError(
+                self._stop_reason,
+                remedy="repair what the message names and resume from the last checkpoint (checkpoint.on_failure=stop)",
+            )
+
+
+def _host_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}

@@ -1,0 +1,330 @@
+"""The manifest: one JSON file whose existence under its final name is the commit of a checkpoint.
+
+    {"sha256": <of the canonical JSON of "manifest">, "manifest": {...}}
+
+It lists every data file with its size and hash, and every tensor in it with place, shape and hash, so that a restore
+needs nothing from the data files but bytes. `parse_manifest` checks all that can be checked without the data files:
+hash, version, shapes, places, that names stay inside `data/`, and that the row ranges partition each table.
+"""
+
+import hashlib
+import json
+import math
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dlrm_scale.checkpoint.tiling import Rectangle, tiling_fault
+from dlrm_scale.errors import CheckpointError
+
+__all__ = [
+    "FORMAT_MAJOR",
+    "FORMAT_MINOR",
+    "FORMAT_NAME",
+    "ITEM_BYTES",
+    "EntryRecord",
+    "FileRecord",
+    "Manifest",
+    "ParentRecord",
+    "StateRecord",
+    "TableRecord",
+    "TensorRecord",
+    "check_manifest",
+    "manifest_name",
+    "parse_manifest",
+    "parse_manifest_name",
+    "serialize_manifest",
+]
+
+FORMAT_NAME: Literal["dlrm_scale.checkpoint"] = "dlrm_scale.checkpoint"
+FORMAT_MAJOR = 1
+FORMAT_MINOR = 0
+
+ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "U8": 1, "I8": 1, "BOOL": 1}
+"""Bytes of one element by safetensors' name of its type."""
+
+_Count = Annotated[int, Field(ge=0, lt=2**62)]
+_Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+_Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_DataName = Annotated[str, Field(pattern=r"^data/[0-9]{8,}-s[0-9]+a[0-9]+-(r[0-9]+|dense)\.safetensors$")]
+_ManifestName = Annotated[str, Field(pattern=r"^manifests/[0-9]{8,}-s[0-9]+\.json$")]
+_DType = Literal["F64", "I64", "F32", "I32", "F16", "BF16", "I16", "U8", "I8", "BOOL"]
+
+_MANIFEST_NAME = re.compile(r"manifests/([0-9]{8,})-s([0-9]+)\.json")
+
+
+class _Record(BaseModel):
+    # A newer minor version may add keys; they are ignored here and still covered by the hash.
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, use_attribute_docstrings=True)
+
+
+class TensorRecord(_Record):
+    """One tensor of a data file."""
+
+    name: str
+    """Name in the safetensors header."""
+    dtype: _DType
+    shape: tuple[_Count, ...]
+    offset_bytes: _Count
+    """From the start of the file."""
+    size_bytes: _Count
+    xxh3_128: _Hash
+    """Of the tensor's bytes."""
+    blocks: tuple[_Hash, ...] = ()
+    """xxh3-128 of each block of the entry's `block_rows` rows; empty where there is only one block."""
+    codec: Literal["none"] = "none"
+    """How values are encoded; only uncompressed, exact ones so far."""
+
+
+class EntryRecord(_Record):
+    """Rows of one table within one rectangle of it.
+
+    Without ids the rows are all of `[row_start, row_end)`; with ids they are the sorted global ids in tensor `ids`.
+    """
+
+    table: str
+    row_start: _Count
+    row_end: _Count
+    column_start: _Count
+    column_end: _Count
+    rows: _Count
+    """Rows stored."""
+    has_ids: bool
+    block_rows: Annotated[int, Field(ge=1)]
+    """Rows in each hashed block, of every tensor of the entry."""
+    tensors: dict[str, TensorRecord]
+    """`weight` [rows, columns], `ids` [rows], and the optimizer's state by name."""
+
+
+class FileRecord(_Record):
+    """One data file."""
+
+    name: _DataName
+    rank: _Count
+    role: Literal["rank", "dense"]
+    size_bytes: _Count
+    xxh3_128: _Hash
+    """Of the whole file."""
+    entries: tuple[EntryRecord, ...] = ()
+    tensors: dict[str, TensorRecord] = {}
+    """Dense tensors, or the rank's own state, by the caller's names."""
+
+
+class StateRecord(_Record):
+    """One tensor of optimizer state of a table."""
+
+    per: Literal["row", "element"]
+    """One value a row, or one for each element of the weight."""
+    dtype: _DType
+
+
+class TableRecord(_Record):
+    """Schema of one table, without any sharding."""
+
+    name: str
+    rows: Annotated[int, Field(ge=1)]
+    dim: Annotated[int, Field(ge=1)]
+    pooling: str
+    state: dict[str, StateRecord]
+
+
+class ParentRecord(_Record):
+    """The checkpoint before, by name and hash."""
+
+    name: _ManifestName
+    sha256: _Sha256
+
+
+class Manifest(_Record):
+    """A committed checkpoint."""
+
+    format: Literal["dlrm_scale.checkpoint"]
+    major: int
+    minor: int
+    seq: _Count
+    """Grows with every save of a run; failed ones leave gaps."""
+    start: Annotated[int, Field(ge=1)]
+    """Which start of the trainer wrote it."""
+    attempt: _Count
+    kind: Literal["baseline", "delta", "merged"]
+    parent: ParentRecord | None
+    """What a delta is applied to; of a baseline, only where it came from."""
+    covers: tuple[_Count, _Count]
+    """First and last sequence number whose changes it holds."""
+    step: _Count
+    rows_consumed: _Count | None
+    created_unix_seconds: float
+    ranks: Annotated[int, Field(ge=1)]
+    optimizer: str
+    tables: tuple[TableRecord, ...]
+    files: tuple[FileRecord, ...]
+    layout_fingerprint: str
+    plan: Any
+    """How the tables were sharded; information only."""
+    cursor: dict[str, Any]
+    extra: dict[str, Any]
+    versions: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        """Name of its file."""
+        return manifest_name(self.seq, self.start)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the data files."""
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def table_rows_written(self) -> int:
+        """Rows in all entries; a row cut into columns counts once."""
+        dims = {table.name: table.dim for table in self.tables}
+        cells = [e.rows * (e.column_end - e.column_start) / dims[e.table] for f in self.files for e in f.entries]
+        return round(sum(cells))
+
+    def table_schema(self) -> dict[str, TableRecord]:
+        """Tables by name."""
+        return {table.name: table for table in self.tables}
+
+    def column_splits(self, table: str) -> tuple[tuple[int, int], ...]:
+        """The distinct column ranges of a table's entries, in order."""
+        entries = (e for f in self.files for e in f.entries if e.table == table)
+        return tuple(sorted({(e.column_start, e.column_end) for e in entries}))
+
+
+def manifest_name(seq: int, start: int) -> str:
+    """Name of the manifest with sequence number `seq` of trainer start `start`."""
+    return f"manifests/{seq:08d}-s{start}.json"
+
+
+def parse_manifest_name(name: str) -> tuple[int, int] | None:
+    """Sequence number and start in a manifest's name; None for any other file."""
+    match = _MANIFEST_NAME.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def serialize_manifest(manifest: Manifest) -> tuple[bytes, str]:
+    """The file's content and the sha256 that children name their parent by."""
+    body = _canonical(manifest.model_dump(mode="json"))
+    digest = hashlib.sha256(body).hexdigest()
+    return b'{"manifest":' + body + b',"sha256":"' + digest.encode() + b'"}\n', digest
+
+
+def parse_manifest(data: bytes, name: str) -> tuple[Manifest, str]:
+    """Read and check a manifest.
+
+    Args:
+        data: content of the file.
+        name: its name, for messages and against the numbers inside.
+
+    Returns:
+        The manifest and its sha256.
+
+    Raises:
+        CheckpointError: damaged, of a newer major version, or inconsistent; the message names the file.
+    """
+    try:
+        outer = json.loads(data)
+        inner, digest = outer["manifest"], outer["sha256"]
+        body = _canonical(inner)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CheckpointError(f"{name} is not a manifest: {error!r}") from error
+    if hashlib.sha256(body).hexdigest() != digest:
+        raise CheckpointError(f"{name} is damaged: its sha256 doesn't match its content")
+    major = inner.get("major") if isinstance(inner, dict) else None
+    if isinstance(major, int) and major > FORMAT_MAJOR:
+        raise CheckpointError(
+            f"{name} has format version {major}, this program reads up to {FORMAT_MAJOR}",
+            remedy="use the version of dlrm-scale that wrote it, or a newer one",
+        )
+    try:
+        manifest = Manifest.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise CheckpointError(f"{name} breaks the format at {place}: {first['msg']}") from error
+    if parse_manifest_name(name) != (manifest.seq, manifest.start):
+        raise CheckpointError(f"{name} holds the manifest {manifest.name}")
+    check_manifest(manifest)
+    return manifest, digest
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Check that a manifest describes a whole, consistent checkpoint; done before each commit and on each read.
+
+    Raises:
+        CheckpointError: naming the manifest and what is wrong.
+    """
+    fault = _fault(manifest)
+    if fault is not None:
+        raise CheckpointError(f"{manifest.name} is inconsistent: {fault}")
+
+
+def _fault(manifest: Manifest) -> str | None:
+    if manifest.kind != "baseline" and manifest.parent is None:
+        return f"a {manifest.kind} without parent"
+    if manifest.covers[0] > manifest.covers[1] or manifest.covers[1] != manifest.seq:
+        return f"covers {manifest.covers} with sequence number {manifest.seq}"
+    parent = parse_manifest_name(manifest.parent.name) if manifest.parent else None
+    if parent is not None and parent[0] >= manifest.seq:
+        return f"its parent has sequence number {parent[0]}"
+    tables = manifest.table_schema()
+    if len(tables) != len(manifest.tables):
+        return "a table is listed twice"
+    ranks = sorted(file.rank for file in manifest.files if file.role == "rank")
+    if ranks != list(range(manifest.ranks)):
+        return f"files of ranks {ranks} instead of 0 to {manifest.ranks - 1}"
+    if sum(file.role == "dense" for file in manifest.files) != 1:
+        return "not exactly one dense file"
+    if len({file.name for file in manifest.files}) != len(manifest.files):
+        return "a file is listed twice"
+    rectangles: dict[str, list[Rectangle]] = {name: [] for name in tables}
+    for file in manifest.files:
+        for entry in file.entries:
+            if entry.table not in tables:
+                return f"{file.name} has rows of the unknown table {entry.table}"
+            fault = _entry_fault(entry, tables[entry.table])
+            if fault is not None:
+                return f"{file.name}, table {entry.table}: {fault}"
+            rectangles[entry.table].append((entry.row_start, entry.row_end, entry.column_start, entry.column_end))
+        for tensor in _tensors(file):
+            size = math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
+            if tensor.size_bytes != size or tensor.offset_bytes + size > file.size_bytes:
+                return f"{file.name}: tensor {tensor.name} has a wrong size or place"
+    for name, table in tables.items():
+        fault = tiling_fault(rectangles[name], table.rows, table.dim)
+        if fault is not None:
+            return f"table {name}: {fault}"
+    return None
+
+
+def _tensors(file: FileRecord) -> list[TensorRecord]:
+    return [t for e in file.entries for t in e.tensors.values()] + list(file.tensors.values())
+
+
+def _entry_fault(entry: EntryRecord, table: TableRecord) -> str | None:
+    columns = entry.column_end - entry.column_start
+    span = entry.row_end - entry.row_start
+    if entry.rows > span or (not entry.has_ids and entry.rows != span):
+        return f"{entry.rows} rows in the range {entry.row_start} to {entry.row_end}"
+    shapes: dict[str, tuple[int, ...]] = {"weight": (entry.rows, columns)}
+    dtypes: dict[str, tuple[str, ...]] = {"weight": ("F32",)}
+    if entry.has_ids:
+        shapes["ids"], dtypes["ids"] = (entry.rows,), ("I32", "I64")
+    for name, state in table.state.items():
+        shapes[name] = (entry.rows,) if state.per == "row" else (entry.rows, columns)
+        dtypes[name] = (state.dtype,)
+    if shapes.keys() != entry.tensors.keys():
+        return f"tensors {sorted(entry.tensors)} instead of {sorted(shapes)}"
+    blocks = -(-entry.rows // entry.block_rows)
+    for name, tensor in entry.tensors.items():
+        if tensor.shape != shapes[name] or tensor.dtype not in dtypes[name]:
+            return f"{name} is {tensor.dtype} {tensor.shape}"
+        if len(tensor.blocks) != (blocks if blocks > 1 else 0):
+            return f"{name} has {len(tensor.blocks)} block hashes instead of {blocks}"
+    return None
+
+
+def _canonical(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

@@ -1,0 +1,117 @@
+"""Opens a folder of checkpoints for one start of the trainer: format, fence, leftovers, and where the chain goes on."""
+
+import json
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dlrm_scale.checkpoint.chain import Chain, check_format
+from dlrm_scale.checkpoint.commit import Ballot, ChainState, newest_start
+from dlrm_scale.checkpoint.manifest import FORMAT_MAJOR, FORMAT_MINOR, FORMAT_NAME, TableRecord, parse_manifest_name
+from dlrm_scale.checkpoint.retention import sweep_orphans
+from dlrm_scale.checkpoint.schema_match import can_continue
+from dlrm_scale.checkpoint.storage import LocalStorage
+from dlrm_scale.errors import CheckpointError
+from dlrm_scale.layout import ShardLayout
+
+__all__ = ["Start", "open_start"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """One start of the trainer, the same on all ranks.
+
+    Attributes:
+        number: its file in `starts/`; a commit of a lower number is refused from now on.
+        next_seq: sequence number of its first save.
+        chain: what its first save follows.
+    """
+
+    number: int
+    next_seq: int
+    chain: ChainState
+
+
+def open_start(
+    storage: LocalStorage,
+    ballot: Ballot,
+    *,
+    rank: int,
+    layout: ShardLayout,
+    tables: Sequence[TableRecord],
+    optimizer: str,
+    resumed_from: Chain | None,
+) -> Start:
+    """Rank 0 claims the next start number and sweeps leftovers; the others hear of it.
+
+    Raises:
+        CheckpointError: the folder can't be written or has a newer format; on every rank.
+    """
+    if rank != 0:
+        message = ballot.await_start()
+        if "error" in message:
+            raise CheckpointError(str(message["error"]))
+        return Start(
+            number=int(message["number"]),
+            next_seq=int(message["next_seq"]),
+            chain=ChainState.model_validate(message["chain"]),
+        )
+    try:
+        chain = _chain_state(storage, layout, tables, optimizer, resumed_from)
+        start = _claim(storage, layout, chain)
+    except (OSError, CheckpointError) as error:
+        text = error.message if isinstance(error, CheckpointError) else f"can't open checkpoints: {error}"
+        ballot.announce_start({"error": text})
+        raise CheckpointError(text) from error
+    ballot.announce_start(
+        {"number": start.number, "next_seq": start.next_seq, "chain": start.chain.model_dump(mode="json")}
+    )
+    return start
+
+
+def _claim(storage: LocalStorage, layout: ShardLayout, chain: ChainState) -> Start:
+    storage.make_folders("data", "manifests", "starts")
+    if not storage.exists("FORMAT"):
+        text = json.dumps({"format": FORMAT_NAME, "major": FORMAT_MAJOR, "minor": FORMAT_MINOR})
+        storage.write_durably("FORMAT", text.encode() + b"\n")
+        storage.sync_folder(".")
+    check_format(storage)
+    record = {
+        "created_unix_seconds": time.time(),
+        "host": platform.node(),
+        "pid": os.getpid(),
+        "ranks": layout.ranks,
+        "layout_fingerprint": layout.fingerprint(),
+        "continues": chain.tip_name,
+    }
+    number = newest_start(storage) + 1
+    while True:
+        try:
+            storage.write_durably(f"starts/{number}.json", json.dumps({"start": number, **record}).encode() + b"\n")
+            break
+        except FileExistsError:
+            number += 1
+    storage.sync_folder("starts")
+    sweep_orphans(storage)
+    seqs = [numbers[0] for name in storage.list_names("manifests") if (numbers := parse_manifest_name(name))]
+    return Start(number=number, next_seq=max(seqs, default=0) + 1, chain=chain)
+
+
+def _chain_state(
+    storage: LocalStorage,
+    layout: ShardLayout,
+    tables: Sequence[TableRecord],
+    optimizer: str,
+    resumed_from: Chain | None,
+) -> ChainState:
+    if resumed_from is None or resumed_from.root.resolve() != storage.root.resolve():
+        return ChainState()
+    return ChainState(
+        tip_name=resumed_from.tip.name,
+        tip_sha256=resumed_from.tip_sha256,
+        baseline_bytes=resumed_from.baseline_bytes,
+        delta_bytes=resumed_from.delta_bytes,
+        needs_baseline=not can_continue(resumed_from.tip, layout, tables, optimizer),
+    )

@@ -1,0 +1,292 @@
+"""Writes one save in a background thread: files, vote, commit. No collectives, so nothing can interleave with training.
+
+A save whose snapshot was not staged has its files written before the thread starts; the thread then only votes.
+"""
+
+import platform
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from dlrm_scale import __version__
+from dlrm_scale.checkpoint.commit import Ballot, ChainState, FencedError, Outcome, SaveKey, Vote, commit_manifest
+from dlrm_scale.checkpoint.format import TensorSource, write_file
+from dlrm_scale.checkpoint.manifest import (
+    FORMAT_MAJOR,
+    FORMAT_MINOR,
+    FORMAT_NAME,
+    FileRecord,
+    Manifest,
+    ParentRecord,
+    TableRecord,
+)
+from dlrm_scale.checkpoint.retention import remove_old_chains
+from dlrm_scale.checkpoint.snapshot import ShardSnapshot
+from dlrm_scale.checkpoint.storage import LocalStorage
+from dlrm_scale.errors import CheckpointError
+from dlrm_scale.layout import ShardLayout
+
+__all__ = ["PersistResult", "PersistThread", "SaveRequest", "SaveWriter"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveRequest:
+    """One save, frozen: everything that the background needs.
+
+    Attributes:
+        key: what all ranks must agree on.
+        snapshots: rows of this rank.
+        dense: dense tensors in host memory; of rank 0 only.
+        rank_state: this rank's own tensors in host memory.
+        rows_consumed: rows of training data used so far, if the caller says.
+        cursor: position in the data.
+        extra: the caller's JSON.
+    """
+
+    key: SaveKey
+    snapshots: Sequence[ShardSnapshot]
+    dense: Mapping[str, torch.Tensor]
+    rank_state: Mapping[str, torch.Tensor]
+    rows_consumed: int | None
+    cursor: Mapping[str, object]
+    extra: Mapping[str, object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersistResult:
+    """How a save ended on this rank.
+
+    Attributes:
+        outcome: rank 0's word; None if it didn't come.
+        error: why the save isn't known to be committed.
+        warning: what went wrong after the commit (removal of old checkpoints).
+        persist_seconds: from the start of writing to the outcome.
+    """
+
+    outcome: Outcome | None
+    error: str | None
+    warning: str | None
+    persist_seconds: float
+
+
+@dataclass(kw_only=True)
+class SaveWriter:
+    """What stays the same over all saves of an engine.
+
+    Attributes:
+        storage: where to.
+        ballot: how the ranks agree.
+        layout: all tables.
+        tables: schemas of the tables that this rank holds a part of.
+        rank: this rank.
+        start: number of the trainer's start.
+        optimizer: name of the tables' optimizer.
+        keep_baselines: chains that retention keeps.
+        now: a clock in Unix seconds.
+    """
+
+    storage: LocalStorage
+    ballot: Ballot
+    layout: ShardLayout
+    tables: Sequence[TableRecord]
+    rank: int
+    start: int
+    optimizer: str
+    keep_baselines: int
+    now: Callable[[], float] = field(default=time.time)
+
+    def write(self, request: SaveRequest) -> Vote:
+        """Write, hash and sync this rank's files. Any exception becomes a no."""
+        try:
+            files = [self._write_rank_file(request)]
+            if self.rank == 0:
+                files.append(self._write_dense_file(request))
+            self.storage.sync_folder("data")
+        except Exception as error:
+            return Vote(save=request.key, rank=self.rank, error=_describe(error))
+        return Vote(save=request.key, rank=self.rank, files=tuple(files), tables=tuple(self.tables))
+
+    def agree(self, request: SaveRequest, vote: Vote, chain: ChainState) -> tuple[Outcome | None, str | None]:
+        """Vote, and on rank 0 commit; then read the outcome.
+
+        Returns:
+            The outcome, and a warning about old checkpoints that couldn't be removed.
+        """
+        self.ballot.cast(vote)
+        warning = None
+        if self.rank == 0:
+            outcome = self._decide(request, chain)
+            self.ballot.announce(request.key.attempt, outcome)
+            if outcome.committed and outcome.chain.tip_name is not None:
+                warning = self._retain(outcome.chain.tip_name)
+            known: Outcome | None = outcome
+        else:
+            known = self.ballot.await_outcome(request.key.attempt)
+        if known is not None and not known.committed:
+            self._remove_own_files(request.key)
+        return known, warning
+
+    def _decide(self, request: SaveRequest, chain: ChainState) -> Outcome:
+        try:
+            votes = self.ballot.collect(request.key)
+            manifest = self._manifest(request, votes, chain)
+            digest = commit_manifest(self.storage, manifest)
+        except Exception as error:
+            return Outcome(committed=False, error=_describe(error), fenced=isinstance(error, FencedError), chain=chain)
+        is_baseline = manifest.kind == "baseline"
+        return Outcome(
+            committed=True,
+            size_bytes=manifest.size_bytes,
+            rows=manifest.table_rows_written,
+            chain=ChainState(
+                tip_name=manifest.name,
+                tip_sha256=digest,
+                baseline_bytes=manifest.size_bytes if is_baseline else chain.baseline_bytes,
+                delta_bytes=0 if is_baseline else chain.delta_bytes + manifest.size_bytes,
+                needs_baseline=False,
+            ),
+        )
+
+    def _manifest(self, request: SaveRequest, votes: Sequence[Vote], chain: ChainState) -> Manifest:
+        schemas: dict[str, TableRecord] = {}
+        for vote in votes:
+            for table in vote.tables:
+                if schemas.setdefault(table.name, table) != table:
+                    raise CheckpointError(f"rank {vote.rank} has another schema of table {table.name}")
+        missing = [table.spec.name for table in self.layout.tables if table.spec.name not in schemas]
+        if missing:
+            raise CheckpointError(f"no rank holds rows of {', '.join(missing)}")
+        parent = None
+        if chain.tip_name is not None and chain.tip_sha256 is not None:
+            parent = ParentRecord(name=chain.tip_name, sha256=chain.tip_sha256)
+        key = request.key
+        return Manifest(
+            format=FORMAT_NAME,
+            major=FORMAT_MAJOR,
+            minor=FORMAT_MINOR,
+            seq=key.seq,
+            start=self.start,
+            attempt=key.attempt,
+            kind=key.kind,  # type: ignore[arg-type]
+            parent=parent,
+            covers=(key.seq, key.seq),
+            step=key.step,
+            rows_consumed=request.rows_consumed,
+            created_unix_seconds=self.now(),
+            ranks=self.layout.ranks,
+            optimizer=self.optimizer,
+            tables=tuple(schemas[table.spec.name] for table in self.layout.tables),
+            files=tuple(file for vote in votes for file in vote.files),
+            layout_fingerprint=key.layout_fingerprint,
+            plan=_plan(self.layout),
+            cursor=dict(request.cursor),
+            extra=dict(request.extra),
+            versions={"dlrm_scale": __version__, "python": platform.python_version(), "torch": str(torch.__version__)},
+        )
+
+    def _write_rank_file(self, request: SaveRequest) -> FileRecord:
+        sources = [source for snapshot in request.snapshots for source in snapshot.sources()]
+        sources += [TensorSource.whole(f"rank_state/{name}", t) for name, t in request.rank_state.items()]
+        written = write_file(self.storage, self._rank_name(request.key), sources, self._metadata(request.key))
+        return FileRecord(
+            name=written.name,
+            rank=self.rank,
+            role="rank",
+            size_bytes=written.size_bytes,
+            xxh3_128=written.xxh3_128,
+            entries=tuple(snapshot.record(written) for snapshot in request.snapshots),
+            tensors={name: written.tensors[f"rank_state/{name}"] for name in request.rank_state},
+        )
+
+    def _write_dense_file(self, request: SaveRequest) -> FileRecord:
+        sources = [TensorSource.whole(name, tensor) for name, tensor in request.dense.items()]
+        written = write_file(self.storage, self._dense_name(request.key), sources, self._metadata(request.key))
+        return FileRecord(
+            name=written.name,
+            rank=self.rank,
+            role="dense",
+            size_bytes=written.size_bytes,
+            xxh3_128=written.xxh3_128,
+            tensors=written.tensors,
+        )
+
+    def _metadata(self, key: SaveKey) -> dict[str, str]:
+        return {"format": f"{FORMAT_NAME}/{FORMAT_MAJOR}", "seq": str(key.seq), "step": str(key.step), "kind": key.kind}
+
+    def _rank_name(self, key: SaveKey) -> str:
+        return f"data/{key.seq:08d}-s{self.start}a{key.attempt}-r{self.rank}.safetensors"
+
+    def _dense_name(self, key: SaveKey) -> str:
+        return f"data/{key.seq:08d}-s{self.start}a{key.attempt}-dense.safetensors"
+
+    def _remove_own_files(self, key: SaveKey) -> None:
+        names = [self._rank_name(key), *([self._dense_name(key)] if self.rank == 0 else [])]
+        for name in names:
+            try:
+                self.storage.remove(name)
+            except OSError:
+                # An orphan; the next start sweeps it.
+                continue
+
+    def _retain(self, tip_name: str) -> str | None:
+        try:
+            remove_old_chains(self.storage, tip_name=tip_name, keep_baselines=self.keep_baselines)
+        except Exception as error:
+            return f"old checkpoints aren't removed: {_describe(error)}"
+        return None
+
+
+class PersistThread(threading.Thread):
+    """One save in flight.
+
+    Args:
+        writer: the engine's writer.
+        request: the save.
+        chain: state before it.
+        vote: the vote, if the files are written already.
+    """
+
+    def __init__(self, writer: SaveWriter, request: SaveRequest, chain: ChainState, vote: Vote | None) -> None:
+        # A daemon: a trainer that dies of something else isn't held up by a vote that can't end.
+        super().__init__(name=f"checkpoint-{request.key.seq}", daemon=True)
+        self._writer = writer
+        self._request = request
+        self._chain = chain
+        self._vote = vote
+        self.result: PersistResult | None = None
+
+    def run(self) -> None:
+        """Write, vote, and keep the result."""
+        began = time.perf_counter()
+        outcome, warning = None, None
+        try:
+            vote = self._vote if self._vote is not None else self._writer.write(self._request)
+            outcome, warning = self._writer.agree(self._request, vote, self._chain)
+            error = "rank 0 didn't say in time whether it committed" if outcome is None else outcome.error
+            if vote.error is not None:
+                error = f"rank {vote.rank}: {vote.error}"
+        except Exception as raised:
+            error = _describe(raised)
+        seconds = time.perf_counter() - began
+        self.result = PersistResult(outcome=outcome, error=error, warning=warning, persist_seconds=seconds)
+
+
+def _plan(layout: ShardLayout) -> list[dict[str, object]]:
+    return [
+        {
+            "table": table.spec.name,
+            "sharding_type": table.sharding_type,
+            "replicated": table.replicated,
+            "regions": [[r.rank, r.row_start, r.row_end, r.column_start, r.column_end] for r in table.regions],
+        }
+        for table in layout.tables
+    ]
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, CheckpointError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"

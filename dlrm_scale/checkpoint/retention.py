@@ -1,0 +1,108 @@
+"""Removes what no restore needs: old chains after a commit, and the leftovers of a crash at a start.
+
+Manifests go first, then their data, so that a crash in between leaves files without a manifest, never the reverse.
+What can't be read isn't removed, and neither is data that it might name.
+"""
+
+from dlrm_scale.checkpoint.chain import ManifestFile, read_manifests
+from dlrm_scale.checkpoint.format import file_fault
+from dlrm_scale.checkpoint.manifest import Manifest, parse_manifest_name
+from dlrm_scale.checkpoint.storage import LocalStorage
+
+__all__ = ["remove_old_chains", "sweep_orphans"]
+
+
+def remove_old_chains(storage: LocalStorage, *, tip_name: str, keep_baselines: int) -> list[str]:
+    """Keep the last `keep_baselines` chains in the history of a commit and remove everything older than it.
+
+    History follows parents, through baselines too, so that chains that a resume has passed over as damaged don't
+    count. Neither does one whose files aren't all there. Nothing is removed while there are fewer chains.
+
+    Args:
+        storage: the checkpoints.
+        tip_name: manifest of the newest commit.
+        keep_baselines: chains to keep, at least 1.
+
+    Returns:
+        Names of the removed files.
+
+    Raises:
+        OSError: a file can't be removed; what is left is still consistent.
+    """
+    files = {file.name: file for file in read_manifests(storage)}
+    kept = _history(storage, files, tip_name, keep_baselines)
+    if kept is None:
+        return []
+    tip_age = _age(kept[0])
+    kept_names = {manifest.name for manifest in kept}
+    old = [
+        file.name
+        for file in reversed(files.values())
+        if file.manifest is not None and file.name not in kept_names and _age(file.manifest) < tip_age
+    ]
+    return _remove(storage, old) + sweep_orphans(storage) if old else []
+
+
+def sweep_orphans(storage: LocalStorage) -> list[str]:
+    """Remove data files that no manifest names, and temporary manifests.
+
+    Returns:
+        Names of the removed files.
+
+    Raises:
+        OSError: a file can't be removed.
+    """
+    files = read_manifests(storage)
+    named = {data.name for file in files if file.manifest is not None for data in file.manifest.files}
+    kept_seqs = {_seq_of(file) for file in files if file.manifest is None}
+    orphans = [
+        name
+        for name in storage.list_names("data")
+        if name not in named and _data_seq(name) is not None and _data_seq(name) not in kept_seqs
+    ]
+    temporary = [name for name in storage.list_names("manifests") if name.endswith(".tmp")]
+    return _remove(storage, temporary) + _remove(storage, orphans)
+
+
+def _history(
+    storage: LocalStorage, files: dict[str, ManifestFile], tip_name: str, keep_baselines: int
+) -> list[Manifest] | None:
+    """Manifests from the tip back to the `keep_baselines`-th whole chain's baseline; None if there aren't so many."""
+    history: list[Manifest] = []
+    whole_chains, is_whole = 0, True
+    name: str | None = tip_name
+    while name is not None:
+        manifest = files[name].manifest if name in files else None
+        if manifest is None:
+            return None
+        history.append(manifest)
+        is_whole = is_whole and all(file_fault(storage, file, read_all=False) is None for file in manifest.files)
+        if manifest.kind == "baseline":
+            whole_chains += is_whole
+            is_whole = True
+            if whole_chains == keep_baselines:
+                return history
+        name = manifest.parent.name if manifest.parent else None
+    return None
+
+
+def _remove(storage: LocalStorage, names: list[str]) -> list[str]:
+    for name in names:
+        storage.remove(name)
+    for folder in sorted({name.split("/")[0] for name in names}):
+        storage.sync_folder(folder)
+    return names
+
+
+def _age(manifest: Manifest) -> tuple[int, int]:
+    return manifest.start, manifest.seq
+
+
+def _seq_of(file: ManifestFile) -> int:
+    numbers = parse_manifest_name(file.name)
+    return numbers[0] if numbers else -1
+
+
+def _data_seq(name: str) -> int | None:
+    digits = name.removeprefix("data/").split("-")[0]
+    return int(digits) if digits.isdecimal() and name.endswith(".safetensors") else None

@@ -1,0 +1,256 @@
+"""What a save writes of this rank's tables, frozen in host memory: the only part of a save that stalls training.
+
+A snapshot larger than the staging limit is not copied. It is written straight from the live tensors, block by block,
+before training goes on: a longer stall instead of a second copy of the tables.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from dlrm_scale.checkpoint.format import BLOCK_BYTES, DTYPE_NAMES, TensorSource, WrittenFile
+from dlrm_scale.checkpoint.manifest import EntryRecord, StateRecord, TableRecord
+from dlrm_scale.layout import LocalShard, ShardLayout, ShardRegion
+from dlrm_scale.units import MIB
+
+__all__ = [
+    "DENSE_TOUCH_SHARE",
+    "STAGING_LIMIT_BYTES",
+    "HostStaging",
+    "ShardSnapshot",
+    "check_regions",
+    "choose_rows",
+    "snapshot_bytes",
+    "table_records",
+]
+
+DENSE_TOUCH_SHARE = 0.9
+"""A shard touched in more than this share of its rows is written whole, without ids."""
+
+STAGING_LIMIT_BYTES = 512 * MIB
+"""Host memory that a rank uses for a snapshot at most."""
+
+_ALIGNMENT_BYTES = 64
+
+
+class HostStaging:
+    """One growing block of host memory, used again by every snapshot: fresh pages cost more than the copy."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+
+    def reserve(self, size_bytes: int) -> None:
+        """Start over with room for `size_bytes` in all; earlier views become invalid."""
+        self._used = 0
+        if self._memory.numel() < size_bytes:
+            self._memory = torch.empty(0, dtype=torch.uint8)
+            self._memory = torch.empty(size_bytes, dtype=torch.uint8)
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A contiguous tensor in the reserved memory; its values are whatever lay there."""
+        size = padded_bytes(shape, dtype)
+        view = self._memory[self._used : self._used + size]
+        self._used += size
+        return view.view(dtype)[: _elements(shape)].reshape(list(shape))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardSnapshot:
+    """The rows of one local shard that a save writes.
+
+    Attributes:
+        shard: the live shard.
+        ids_local: sorted int64 CPU ids in the shard; None for all rows.
+        table_rows: rows of the whole table.
+        tensors: host copies by name (weight and optimizer state); None while the live tensors are meant.
+    """
+
+    shard: LocalShard
+    ids_local: torch.Tensor | None
+    table_rows: int
+    tensors: Mapping[str, torch.Tensor] | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows to be written."""
+        return self.shard.region.rows if self.ids_local is None else len(self.ids_local)
+
+    @property
+    def block_rows(self) -> int:
+        """Rows in a block of about `BLOCK_BYTES` of weights."""
+        return max(1, BLOCK_BYTES // (self.shard.region.columns * self.shard.weight.element_size()))
+
+    def copy_to(self, staging: HostStaging) -> "ShardSnapshot":
+        """Copy the rows and their state to host memory; after this training may change them."""
+        copies = {}
+        for name, live in _live_tensors(self.shard).items():
+            target = staging.take((self.rows, *live.shape[1:]), live.dtype)
+            if self.ids_local is None:
+                target.copy_(live)
+            else:
+                _gather(live, self.ids_local, target, self.block_rows)
+            copies[name] = target
+        return ShardSnapshot(shard=self.shard, ids_local=self.ids_local, table_rows=self.table_rows, tensors=copies)
+
+    def sources(self) -> list[TensorSource]:
+        """The tensors to be written, ids included."""
+        found = []
+        for name, live in _live_tensors(self.shard).items():
+            shape = (self.rows, *live.shape[1:])
+            found.append(
+                TensorSource(
+                    name=self._tensor_name(name), dtype=live.dtype, shape=shape, blocks=partial(self._blocks, name)
+                )
+            )
+        if self.ids_local is not None:
+            ids = self.ids_local + self.shard.region.row_start
+            ids = ids.to(torch.int32 if self.table_rows < 2**31 else torch.int64)
+            found.append(
+                TensorSource(
+                    name=self._tensor_name("ids"),
+                    dtype=ids.dtype,
+                    shape=(self.rows,),
+                    blocks=partial(torch.split, ids, self.block_rows),
+                )
+            )
+        return found
+
+    def record(self, written: WrittenFile) -> EntryRecord:
+        """Describe the rows in the written file."""
+        region = self.shard.region
+        names = [*_live_tensors(self.shard), *(["ids"] if self.ids_local is not None else [])]
+        return EntryRecord(
+            table=region.table,
+            row_start=region.row_start,
+            row_end=region.row_end,
+            column_start=region.column_start,
+            column_end=region.column_end,
+            rows=self.rows,
+            has_ids=self.ids_local is not None,
+            block_rows=self.block_rows,
+            tensors={name: written.tensors[self._tensor_name(name)] for name in names},
+        )
+
+    def _tensor_name(self, name: str) -> str:
+        r = self.shard.region
+        return f"{r.table}[{r.row_start}:{r.row_end},{r.column_start}:{r.column_end}].{name}"
+
+    def _blocks(self, name: str) -> Iterator[torch.Tensor]:
+        size = self.block_rows
+        if self.tensors is not None:
+            yield from torch.split(self.tensors[name], size)
+            return
+        live = _live_tensors(self.shard)[name]
+        for start in range(0, self.rows, size):
+            if self.ids_local is None:
+                block = live[start : start + size]
+            else:
+                block = live.index_select(0, self.ids_local[start : start + size].to(live.device))
+            yield block.cpu().contiguous()
+
+
+def choose_rows(
+    layout: ShardLayout, shards: Sequence[LocalShard], touched: Sequence[torch.Tensor] | None, rank: int
+) -> list[ShardSnapshot]:
+    """Decide what this rank writes: its non-empty shards, and the replicated tables on rank 0.
+
+    Args:
+        layout: all tables.
+        shards: the rank's shards.
+        touched: sorted local ids of each shard, or None for a baseline.
+        rank: this rank.
+    """
+    rows = {table.spec.name: table.spec.rows for table in layout.tables}
+    chosen = []
+    for index, shard in enumerate(shards):
+        if not (shard.region.rows and shard.region.columns) or (shard.replicated and rank != 0):
+            continue
+        ids = None if touched is None else touched[index]
+        if ids is not None and len(ids) > DENSE_TOUCH_SHARE * shard.region.rows:
+            ids = None
+        chosen.append(ShardSnapshot(shard=shard, ids_local=ids, table_rows=rows[shard.region.table]))
+    return chosen
+
+
+def snapshot_bytes(chosen: Sequence[ShardSnapshot]) -> int:
+    """Host memory that staging needs for these rows and their state."""
+    return sum(
+        padded_bytes((snapshot.rows, *live.shape[1:]), live.dtype)
+        for snapshot in chosen
+        for live in _live_tensors(snapshot.shard).values()
+    )
+
+
+def padded_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
+    """Bytes of a tensor, rounded up so that the next one is aligned."""
+    size = _elements(shape) * dtype.itemsize
+    return -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def state_records(shard: LocalShard) -> dict[str, StateRecord]:
+    """Schema of a shard's optimizer state, equal for every shard of its table."""
+    records = {}
+    for name, tensor in shard.state.items():
+        expected = {1: (shard.region.rows,), 2: (shard.region.rows, shard.region.columns)}.get(tensor.dim())
+        if tuple(tensor.shape) != expected:
+            raise ValueError(f"state {name} of {shard.region} has shape {tuple(tensor.shape)}")
+        dtype = DTYPE_NAMES[tensor.dtype]
+        records[name] = StateRecord(per="row" if tensor.dim() == 1 else "element", dtype=dtype)  # type: ignore[arg-type]
+    return records
+
+
+def table_records(layout: ShardLayout, shards: Sequence[LocalShard]) -> list[TableRecord]:
+    """Schema of the tables that have a non-empty shard in `shards`."""
+    specs = {table.spec.name: table.spec for table in layout.tables}
+    records: dict[str, TableRecord] = {}
+    for shard in shards:
+        if not (shard.region.rows and shard.region.columns):
+            continue
+        spec = specs[shard.region.table]
+        if tuple(shard.weight.shape) != (shard.region.rows, shard.region.columns):
+            raise ValueError(f"weight of {shard.region} has shape {tuple(shard.weight.shape)}")
+        record = TableRecord(
+            name=spec.name, rows=spec.rows, dim=spec.dim, pooling=spec.pooling, state=state_records(shard)
+        )
+        if records.setdefault(spec.name, record) != record:
+            raise ValueError(f"shards of table {spec.name} have different optimizer state")
+    return list(records.values())
+
+
+def check_regions(layout: ShardLayout, shards: Sequence[LocalShard], rank: int) -> None:
+    """Check that a rank's shards are those that the layout gives it.
+
+    Raises:
+        ValueError: they are not.
+    """
+
+    def filled(regions: Sequence[ShardRegion]) -> list[tuple[str, int, int, int, int]]:
+        return sorted(
+            (r.table, r.row_start, r.row_end, r.column_start, r.column_end) for r in regions if r.rows and r.columns
+        )
+
+    if filled([shard.region for shard in shards]) != filled(layout.regions_of_rank(rank)):
+        raise ValueError(f"the shards of rank {rank} aren't those of the layout")
+
+
+def _live_tensors(shard: LocalShard) -> dict[str, torch.Tensor]:
+    return {"weight": shard.weight.detach(), **{name: state.detach() for name, state in shard.state.items()}}
+
+
+def _gather(live: torch.Tensor, ids: torch.Tensor, target: torch.Tensor, block_rows: int) -> None:
+    if live.device.type == "cpu":
+        torch.index_select(live, 0, ids, out=target)
+        return
+    for start in range(0, len(ids), block_rows):
+        part = ids[start : start + block_rows].to(live.device)
+        target[start : start + block_rows].copy_(live.index_select(0, part))
+
+
+def _elements(shape: Sequence[int]) -> int:
+    count = 1
+    for extent in shape:
+        count *= extent
+    return count
