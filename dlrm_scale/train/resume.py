@@ -1,10 +1,10 @@
 """Putting a checkpoint's state back, whatever ranks and plan it came from."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dlrm_scale.checkpoint import Chain, find_chain, restore
+from dlrm_scale.checkpoint import Chain, find_chain, list_checkpoints, open_chain, restore
 from dlrm_scale.config import Config
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.sharding.ranks import Ranks
@@ -20,14 +20,14 @@ class RestoredRun:
 
     Attributes:
         step: completed steps.
-        cursor: data position.
+        cursor: data position; None before the first step.
         chain: what was read.
         same_ranks: the checkpoint came from as many ranks.
         notes: lines for the user.
     """
 
     step: int
-    cursor: Mapping[str, object]
+    cursor: Mapping[str, object] | None
     chain: Chain
     same_ranks: bool
     notes: list[str] = field(default_factory=list)
@@ -46,12 +46,11 @@ def agree_on_chain(root: Path, ranks: Ranks, step: int | None = None) -> Chain |
     Raises:
         CheckpointError: checkpoints exist but none is whole, or ranks see different files.
     """
-    chain: Chain | None = None
     verdict: object = None
     if ranks.rank == 0:
         try:
-            chain = find_chain(root, verify="full", step=step)
-            verdict = (chain.sequence, chain.step) if chain is not None else None
+            chain = _choose(root, step)
+            verdict = (chain.tip.name, chain.tip_sha256, chain.skipped) if chain is not None else None
         except CheckpointError as error:
             verdict = error
     verdict = ranks.broadcast_object(verdict)
@@ -60,16 +59,32 @@ def agree_on_chain(root: Path, ranks: Ranks, step: int | None = None) -> Chain |
     if verdict is None:
         return None
     assert isinstance(verdict, tuple)
-    if ranks.rank != 0:
-        chain = find_chain(root, verify="size", step=verdict[1])
-    seen = (chain.sequence, chain.step) if chain is not None else None
-    views = ranks.gather_objects(seen)
-    if any(view != views[0] for view in views):
-        raise CheckpointError(
-            f"ranks see different checkpoints under {root}: {views}",
-            remedy="put run.path on storage that all hosts share",
-        )
-    return chain
+    name, expected, skipped = verdict
+    failure: object = None
+    try:
+        chain = open_chain(root, name)
+        if chain.tip_sha256 != expected:
+            raise CheckpointError(f"{name} is another one here than on rank 0")
+    except CheckpointError as error:
+        failure = error
+    for rank, view in enumerate(ranks.gather_objects(failure)):
+        if isinstance(view, CheckpointError):
+            raise CheckpointError(
+                f"rank {rank} can't open the checkpoint that rank 0 chose: {view.message}",
+                remedy="put run.path on storage that all hosts share",
+            )
+    assert chain is not None
+    return replace(chain, skipped=skipped)
+
+
+def _choose(root: Path, step: int | None) -> Chain | None:
+    if step is None:
+        return find_chain(root, verify="full")
+    names = {row.step: row.name for row in list_checkpoints(root)}
+    if step not in names:
+        known = ", ".join(map(str, sorted(s for s in names if s is not None))) or "none"
+        raise CheckpointError(f"{root} has no checkpoint of step {step}", remedy=f"name one of these: {known}")
+    return open_chain(root, names[step])
 
 
 def restore_run(chain: Chain, config: Config, sharded: ShardedModel, ranks: Ranks, *, weights_only: bool) -> RestoredRun:
@@ -101,8 +116,8 @@ def restore_run(chain: Chain, config: Config, sharded: ShardedModel, ranks: Rank
             restore_random_state(restored.rank_state)
     return RestoredRun(
         step=restored.step,
-        cursor=restored.cursor,
+        cursor=restored.cursor or None,
         chain=chain,
         same_ranks=restored.rank_state is not None,
-        notes=[f"skipped: {reason}" for reason in chain.skipped],
+        notes=[f"skipped a newer checkpoint, {reason}" for reason in chain.skipped],
     )
