@@ -1,7 +1,7 @@
 """The position of a training run in its data, as a checkpoint keeps it."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
 from dlrm_scale.errors import CheckpointError, ConfigError, DatasetError
 
@@ -41,7 +41,7 @@ class Cursor:
 
     def to_json(self) -> dict[str, object]:
         """Return a JSON-ready dict."""
-        return asdict(self)
+        return dict(vars(self))
 
     @staticmethod
     def from_json(raw: Mapping[str, object]) -> "Cursor":

@@ -15,11 +15,11 @@ from dlrm_scale.batch import Batch, make_batch
 from dlrm_scale.config import DataConfig
 from dlrm_scale.data.cursor import Cursor
 from dlrm_scale.data.dataset import Dataset
-from dlrm_scale.data.order import Order, choose_streams
+from dlrm_scale.data.order import Int64s, Order, choose_streams
 from dlrm_scale.data.pieces import split_pieces
 from dlrm_scale.data.prefetch import Prefetcher
 from dlrm_scale.data.record_batch_cache import RecordBatchCache
-from dlrm_scale.data.windows import Int64s, WindowBuffers
+from dlrm_scale.data.windows import WindowBuffers
 from dlrm_scale.errors import CheckpointError, ConfigError, DatasetError
 from dlrm_scale.schema import CATEGORY_COLUMNS, INTEGER_COLUMNS
 
@@ -138,14 +138,14 @@ def _train_batches(
 ) -> Iterator[Batch]:
     streams = order.rank_streams(rank, ranks)
     buffers = WindowBuffers(RecordBatchCache(dataset), streams, order.largest_window_rows)
+    full = order.share(0, rank, ranks)
     first_step = start.step_in_epoch
     for epoch in range(start.epoch, epochs):
         buffers.seek(order.epoch(epoch), first_step * order.rows_per_step)
         for step in range(first_step, order.steps_per_epoch):
-            rows_per_rank = order.step_rows_per_rank(step, ranks)
-            labels, dense, ids = _arrays(int(rows_per_rank.max()), int(rows_per_rank[rank]), pin_memory)
-            counts = order.step_rows_per_stream(step)[streams.start : streams.stop]
-            buffers.take(counts, labels.numpy(), dense.numpy(), ids.numpy())
+            share = full if step < order.full_steps else order.share(step, rank, ranks)
+            labels, dense, ids = _arrays(share.rows, share.true_rows, pin_memory)
+            buffers.take(share.stream_rows, labels.numpy(), dense.numpy(), ids.numpy())
             at_end = step + 1 == order.steps_per_epoch
             after = replace(
                 start,
@@ -157,7 +157,7 @@ def _train_batches(
                 dense_features=dense,
                 ids=ids,
                 labels=labels,
-                rows_global=int(rows_per_rank.sum()),
+                rows_global=share.rows_global,
                 ranks=ranks,
                 cursor=after.to_json(),
             )

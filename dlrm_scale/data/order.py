@@ -28,9 +28,10 @@ import numpy.typing as npt
 from dlrm_scale.data.pieces import Pieces
 from dlrm_scale.errors import ConfigError
 
-__all__ = ["DEFAULT_STREAMS", "EpochOrder", "Order", "Window", "choose_streams"]
+__all__ = ["DEFAULT_STREAMS", "EpochOrder", "Int64s", "Order", "Share", "UInt32s", "Window", "choose_streams"]
 
 Int64s = npt.NDArray[np.int64]
+UInt32s = npt.NDArray[np.uint32]
 
 DEFAULT_STREAMS = 64
 _PIECES, _WINDOWS = 0, 1
@@ -91,6 +92,23 @@ class Window:
         return self.end - self.start
 
 
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """One rank's share of one global batch.
+
+    Attributes:
+        stream_rows: `[S]` rows of each of its streams.
+        rows: rows of its batch with padding, the same on all ranks: the largest number of true rows.
+        true_rows: its rows.
+        rows_global: rows of all ranks.
+    """
+
+    stream_rows: Int64s
+    rows: int
+    true_rows: int
+    rows_global: int
+
+
 class EpochOrder:
     """The order of one epoch."""
 
@@ -143,7 +161,7 @@ class EpochOrder:
             position += rows
             k += 1
 
-    def places(self, window: Window) -> Int64s:
+    def places(self, window: Window) -> UInt32s:
         """Return where each row of a window, in sequence, stands after the permutation: `[rows]`."""
         return _permutation(window.rows, _philox(self._seed, self.epoch, _WINDOWS, window.stream, window.number))
 
@@ -207,6 +225,23 @@ class Order:
         largest_piece = int(self._pieces.rows.max())
         return min(self.window_rows + largest_piece - 1, int(self.stream_rows.max()))
 
+    @property
+    def full_steps(self) -> int:
+        """Global batches of an epoch that are full; at most one more isn't."""
+        return self.rows // self.batch_size
+
+    def share(self, step: int, rank: int, ranks: int) -> Share:
+        """Return a rank's share of global batch `step` of an epoch."""
+        per_stream = self.step_rows_per_stream(step)
+        per_rank = self.step_rows_per_rank(step, ranks)
+        streams = self.rank_streams(rank, ranks)
+        return Share(
+            stream_rows=per_stream[streams.start : streams.stop],
+            rows=int(per_rank.max()),
+            true_rows=int(per_rank[rank]),
+            rows_global=int(per_rank.sum()),
+        )
+
     def step_rows_per_stream(self, step: int) -> Int64s:
         """Return how many rows each stream gives to global batch `step` of an epoch: `[V]`."""
         rows: Int64s = np.clip(self.stream_rows - step * self.rows_per_step, 0, self.rows_per_step)
@@ -249,14 +284,14 @@ def _philox(seed: int, epoch: int, purpose: int, stream: int, number: int) -> np
     )
 
 
-def _permutation(n: int, bits: np.random.Philox) -> Int64s:
-    values = np.arange(n)
+def _permutation(n: int, bits: np.random.Philox) -> UInt32s:
+    values = np.arange(n, dtype=np.uint32)
     _shuffle(values, bits.random_raw(n))
     return values
 
 
 @numba.njit(cache=True, nogil=True)
-def _shuffle(values: Int64s, raw: npt.NDArray[np.uint64]) -> None:
+def _shuffle(values: UInt32s, raw: npt.NDArray[np.uint64]) -> None:
     """Shuffle in place (Fisher-Yates); raw numbers become fractions with 53 bits, so the bias is below n / 2^53."""
     for i in range(len(values) - 1, 0, -1):
         j = int(float(raw[i] >> np.uint64(11)) * (1.0 / 9007199254740992.0) * (i + 1))

@@ -12,13 +12,12 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_scale.data.order import EpochOrder
+from dlrm_scale.data.order import EpochOrder, Int64s, UInt32s
 from dlrm_scale.data.record_batch_cache import RecordBatchCache
 from dlrm_scale.schema import CATEGORY_COLUMNS, INTEGER_COLUMNS
 
 __all__ = ["WindowBuffers"]
 
-Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]
 
 
@@ -96,7 +95,7 @@ def _scatter_rows(
     dense: Float32s,  # [13, n]
     ids: npt.NDArray[np.int32],  # [26, n]
     skip: int,
-    places: Int64s,  # [rows]
+    places: UInt32s,  # [rows]; unsigned, so that numba doesn't wrap indices
     window_labels: npt.NDArray[np.uint8],  # [W]
     window_dense: Float32s,  # [W, 13]
     window_ids: npt.NDArray[np.int32],  # [26, W]
