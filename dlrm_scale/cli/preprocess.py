@@ -23,15 +23,17 @@ class VocabularyMethod(StrEnum):
 def preprocess(
     inputs: Annotated[
         list[Path],
-        typer.Argument(help="Raw files (plain, gzip or zstd), or folders of day_N files.", metavar="INPUT..."),
+        typer.Argument(help="Raw files (plain, gzip or zstd), or folders of day_N files.", metavar="INPUT"),
     ],
     out: Annotated[Path, typer.Option(help="Folder of the dataset.")],
     vocabulary: Annotated[
-        VocabularyMethod, typer.Option(help="frequency: a row for each frequent id; hash, modulo: a fixed number of rows.")
-    ] = VocabularyMethod.FREQUENCY,
+        VocabularyMethod | None,
+        typer.Option(help="frequency (default): a row for each frequent id; hash, modulo: a fixed number of rows."),
+    ] = None,
     threshold: Annotated[
-        int, typer.Option(help="frequency: occurrences in training rows that an id needs for its own row.")
-    ] = 2,
+        int | None,
+        typer.Option(help="frequency: occurrences in training rows that an id needs for its own row (default 2)."),
+    ] = None,
     max_rows_per_table: Annotated[
         int | None, typer.Option(help="Rows of a table, at most (frequency) or exactly (hash, modulo).", metavar="N")
     ] = None,
@@ -52,7 +54,9 @@ def preprocess(
     max_bad_rows: Annotated[
         int, typer.Option(help="Bad rows that are left out, into rejected.tsv, before it is an error.", metavar="N")
     ] = 0,
-    jobs: Annotated[int | None, typer.Option(help="Files worked on at a time. Default: one a core.", metavar="N")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Files worked on at a time. Default: one a core.", metavar="N")
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace a dataset that was made from something else.")
     ] = False,
@@ -68,7 +72,7 @@ def preprocess(
     from dlrm_scale.data.preprocess import preprocess as run
 
     options = PreprocessOptions(
-        vocabulary=vocabulary.value,
+        vocabulary=vocabulary.value if vocabulary is not None else None,
         threshold=threshold,
         max_rows_per_table=max_rows_per_table,
         vocabulary_from=vocabulary_from,

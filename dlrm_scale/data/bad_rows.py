@@ -52,7 +52,9 @@ def _quoted(text: bytes) -> str:
     return shown + (f"… ({len(text):,} bytes)" if len(text) > _FOUND_BYTES_MAX else "")
 
 
-def describe_bad_row(path: Path, line: int, row: bytes, column: int, *, padding: bool) -> BadRow:
+def describe_bad_row(
+    path: Path, line: int, row: bytes, column: int, *, padding: bool, unterminated: bool = False
+) -> BadRow:
     """Say what is wrong with a row that the parser refused.
 
     A wrong number of fields comes first: it shifts the fields, so that what stands in a column misleads.
@@ -63,10 +65,12 @@ def describe_bad_row(path: Path, line: int, row: bytes, column: int, *, padding:
         row: the row without its line feed.
         column: index in `RAW_COLUMNS` of the field where the parser stopped.
         padding: whether short rows are padded.
+        unterminated: the row is a last line without a line feed.
     """
     ended_by_crlf = row.endswith(b"\r")
     fields = (row[:-1] if ended_by_crlf else row).split(b"\t")
     kept = row[:_KEPT_ROW_BYTES_MAX]
+    cut = "; the line has no line feed, so the file may be cut off here" if unterminated else ""
     if len(fields) == 1 and not fields[0]:
         return BadRow(path=path, line=line, column="row", expected=f"{_FIELDS} fields", found="a blank line", row=kept)
     if len(fields) > _FIELDS or (len(fields) < _FIELDS and not (padding and column < len(fields))):
@@ -75,7 +79,7 @@ def describe_bad_row(path: Path, line: int, row: bytes, column: int, *, padding:
             line=line,
             column="row",
             expected=f"{_FIELDS} tab-separated fields",
-            found=f"{len(fields)} (starting {_quoted(row)})",
+            found=f"{len(fields)} (starting {_quoted(row)}){cut}",
             row=kept,
         )
     name, field = RAW_COLUMNS[column], fields[column] if column < len(fields) else b""
@@ -88,7 +92,7 @@ def describe_bad_row(path: Path, line: int, row: bytes, column: int, *, padding:
     else:
         assert name in CATEGORY_COLUMNS
         expected = "8 hexadecimal digits or nothing"
-    return BadRow(path=path, line=line, column=name, expected=expected, found=_quoted(field), row=kept)
+    return BadRow(path=path, line=line, column=name, expected=expected, found=_quoted(field) + cut, row=kept)
 
 
 def rejected_line(bad: BadRow) -> str:
@@ -127,14 +131,15 @@ class BadRowLimit:
             raise DataError(f"bad row: {bad}", remedy=_remedy(bad))
         shown = "\n".join(f"  {example}" for example in examples)
         raise DataError(
-            f"more than {self.allowed:,} bad rows (--max-bad-rows); the first ones:\n{shown}", remedy=_remedy(examples[0])
+            f"more than {self.allowed:,} bad rows (--max-bad-rows); the first ones:\n{shown}",
+            remedy=_remedy(examples[0]),
         )
 
 
 def _remedy(bad: BadRow) -> str:
     if bad.column == "row" and bad.row.count(b"\t") < _FIELDS - 1 and bad.row.strip():
         return (
-            "correct the row; or, if an editor stripped the tabs at the ends of rows, --pad-short-rows reads the fields "
-            "that are gone as missing; or let --max-bad-rows N put up to N rows into rejected.tsv"
+            "correct the row; or, if an editor stripped the tabs at the ends of rows, --pad-short-rows reads the "
+            "fields that are gone as missing; or let --max-bad-rows N put up to N rows into rejected.tsv"
         )
     return "correct the row, or let --max-bad-rows N put up to N rows into rejected.tsv"

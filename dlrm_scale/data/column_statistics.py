@@ -107,12 +107,10 @@ class FileStatistics:
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> "FileStatistics":
         """Read what `to_json` returned."""
-        return FileStatistics(
-            **{
-                name: np.array(value, np.int64) if isinstance(value, list) else int(value)
-                for name, value in content.items()
-            }
-        )
+        result = FileStatistics()
+        for name, value in content.items():
+            setattr(result, name, np.array(value, np.int64) if isinstance(value, list) else int(value))
+        return result
 
     @staticmethod
     def total(files: Sequence["FileStatistics"]) -> "FileStatistics":

@@ -8,7 +8,7 @@ driven one by one here and their ends are checked.
 import os
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, cast
 
 import zstandard
 from isal import igzip_lib
@@ -23,14 +23,20 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _GZIP_CHUNK_BYTES = 256 * 1024
 _ZSTD_CHUNK_BYTES = 32 * 1024
 
+# isal's stubs call it an instance.
+_ISAL_ERROR = cast(type[Exception], igzip_lib.IsalError)
+
 _TRUNCATED = "fetch the file again; the rows before the cut can't be told from a whole file"
 
 
 class _Decompressor(Protocol):
     """One gzip member or one zstd frame."""
 
-    eof: bool
-    unused_data: bytes
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
 
     def decompress(self, data: bytes, /) -> bytes: ...
 
@@ -93,7 +99,9 @@ class ByteSource:
         """Return itself."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Close the file."""
         self.close()
 
@@ -156,7 +164,7 @@ class ByteSource:
             data, self._unread = self._unread, b""
             try:
                 piece = self._decompressor.decompress(data)
-            except (igzip_lib.IsalError, zstandard.ZstdError, EOFError, ValueError) as error:
+            except (_ISAL_ERROR, zstandard.ZstdError, EOFError, ValueError) as error:
                 raise self._damaged(f"is damaged ({error})") from error
             if self._decompressor.eof:
                 self._unread = self._decompressor.unused_data

@@ -71,6 +71,7 @@ def count_ids(
                     counters[column].add(block.categories[column, :n], block.missing[:n], FIRST_CATEGORY_BIT + column)
                 progress.tick(index, source.position_bytes, rows=block.rows, bad_rows=bad_rows)
                 bad_rows = 0
+            progress.tick(index, source.position_bytes, bad_rows=bad_rows)
 
     run_over_files(work, len(files), jobs=jobs, progress=progress)
     return counters

@@ -75,7 +75,7 @@ def find_inputs(paths: Sequence[Path]) -> Inputs:
         raise DataError("no input files", remedy="name the raw files or a folder of day_N files")
     for path in found:
         if not path.is_file():
-            raise DataError(f"{path}: no such file", remedy="check the path; day files of the 1TB set are named day_0 …")
+            raise DataError(f"{path}: no such file", remedy="check the path")
     _refuse_twice([(str(path.resolve()), path) for path in found], "the same file")
     matches = [_NUMBERED.fullmatch(path.name) for path in found]
     numbers: list[int | None] = [int(match["number"]) if match else None for match in matches]

@@ -53,8 +53,9 @@ class PreprocessOptions:
     """What to make of the input.
 
     Attributes:
-        vocabulary: how ids become rows.
-        threshold: frequency: occurrences in training rows that an id needs for a row of its own.
+        vocabulary: how ids become rows; None is frequency.
+        threshold: frequency: occurrences in training rows that an id needs for a row of its own; None is
+            `DEFAULT_THRESHOLD`.
         max_rows_per_table: rows of a table at most (frequency) or exactly (hash, modulo); rows 0 and 1 count.
         vocabulary_from: folder of a dataset whose vocabularies are taken instead of making new ones.
         validation: last-file, a fraction, or none; None chooses by the number of files.
@@ -64,8 +65,8 @@ class PreprocessOptions:
         force: replace a dataset that was made from something else.
     """
 
-    vocabulary: Method = "frequency"
-    threshold: int = DEFAULT_THRESHOLD
+    vocabulary: Method | None = None
+    threshold: int | None = None
     max_rows_per_table: int | None = None
     vocabulary_from: Path | None = None
     validation: str | None = None
@@ -81,19 +82,35 @@ class PreprocessOptions:
             ConfigError: a value is out of range or contradicts another.
         """
         for name, least in (("threshold", 1), ("max_bad_rows", 0), ("jobs", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
+        if self.vocabulary_from is not None:
+            for name in ("vocabulary", "threshold", "max_rows_per_table"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(
+                        f"--{name.replace('_', '-')} contradicts --vocabulary-from, which takes the mapping as it is",
+                        remedy="leave one of them out",
+                    )
+            return
+        if self.threshold is not None and self.method != "frequency":
+            raise ConfigError(f"--threshold has no meaning with --vocabulary {self.method}", remedy="leave it out")
         rows = self.max_rows_per_table
         if rows is not None and not FIRST_ID_ROW < rows < 2**31:
             raise ConfigError(
                 f"--max-rows-per-table must be between {FIRST_ID_ROW + 1} and {2**31 - 1}, got {rows}",
                 remedy="rows 0 and 1 are for missing and unknown ids",
             )
-        if self.vocabulary_from is None and self.vocabulary != "frequency" and rows is None:
+        if self.method != "frequency" and rows is None:
             raise ConfigError(
-                f"--vocabulary {self.vocabulary} needs the number of rows of each table",
+                f"--vocabulary {self.method} needs the number of rows of each table",
                 remedy="add --max-rows-per-table N",
             )
+
+    @property
+    def method(self) -> Method:
+        """How ids become rows, unless `vocabulary_from` says it."""
+        return self.vocabulary or "frequency"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,19 +154,23 @@ def preprocess(
     inputs = find_inputs(paths)
     files = inputs.files
     rule = parse_split_rule(options.validation, files=len(files))
-    source = Dataset.open(options.vocabulary_from) if options.vocabulary_from is not None else None
+    source = _vocabulary_source(options.vocabulary_from, out)
     request = _request(files, options, rule, source)
     if not options.force and (done := _up_to_date(out, request)) is not None:
-        return PreprocessResult(
-            manifest=done, up_to_date=True, notes=inputs.notes, seconds=time.monotonic() - started
-        )
+        return PreprocessResult(manifest=done, up_to_date=True, notes=inputs.notes, seconds=time.monotonic() - started)
     with Staging(out, request) as staging:
         notes = [*inputs.notes, *_name_notes(files)]
         manifest = _build(files, rule, options, source, staging, notes, on_progress)
         staging.remove()
-    return PreprocessResult(
-        manifest=manifest, up_to_date=False, notes=tuple(notes), seconds=time.monotonic() - started
-    )
+    return PreprocessResult(manifest=manifest, up_to_date=False, notes=tuple(notes), seconds=time.monotonic() - started)
+
+
+def _vocabulary_source(path: Path | None, out: Path) -> Dataset | None:
+    if path is None:
+        return None
+    if path.resolve() == out.resolve():
+        raise ConfigError(f"--vocabulary-from and --out are both {out}", remedy="write into another folder")
+    return Dataset.open(path)
 
 
 def _request(
@@ -172,8 +193,8 @@ def _request(
 def _vocabulary_rule(options: PreprocessOptions, source: Dataset | None) -> dict[str, object]:
     if source is not None:
         return {"from_dataset": source.fingerprint}
-    rule: dict[str, object] = {"method": options.vocabulary, "max_rows_per_table": options.max_rows_per_table}
-    return {**rule, "threshold": options.threshold} if options.vocabulary == "frequency" else rule
+    rule: dict[str, object] = {"method": options.method, "max_rows_per_table": options.max_rows_per_table}
+    return {**rule, "threshold": options.threshold or DEFAULT_THRESHOLD} if options.method == "frequency" else rule
 
 
 def _up_to_date(out: Path, request: Mapping[str, Any]) -> DatasetManifest | None:
@@ -210,7 +231,7 @@ def _build(
     notes: list[str],
     on_progress: OnProgress | None,
 ) -> DatasetManifest:
-    counts = source is None and options.vocabulary == "frequency"
+    counts = source is None and options.method == "frequency"
     names = [*(["lines"] if rule.kind == "fraction" else []), *(["count"] if counts else []), "write"]
 
     def progress(name: str) -> PassProgress:
@@ -268,11 +289,10 @@ def _make_vocabularies(
     unique_ids: list[int | None] = [None] * len(CATEGORY_COLUMNS)
     if source is not None:
         made = [load_vocabulary(source.path, column) for column in CATEGORY_COLUMNS]
-    elif options.vocabulary != "frequency":
+    elif options.method != "frequency":
         assert options.max_rows_per_table is not None
         made = [
-            hashed_vocabulary(column, options.vocabulary, rows=options.max_rows_per_table)
-            for column in CATEGORY_COLUMNS
+            hashed_vocabulary(column, options.method, rows=options.max_rows_per_table) for column in CATEGORY_COLUMNS
         ]
     else:
         assert progress is not None
@@ -290,7 +310,11 @@ def _make_vocabularies(
             unique_ids[column] = len(ids)
             made.append(
                 frequency_vocabulary(
-                    name, ids, occurrences, threshold=options.threshold, max_rows=options.max_rows_per_table
+                    name,
+                    ids,
+                    occurrences,
+                    threshold=options.threshold or DEFAULT_THRESHOLD,
+                    max_rows=options.max_rows_per_table,
                 )
             )
     for vocabulary in made:

@@ -1,11 +1,12 @@
 """The folder in which a dataset is built, so that nothing half-made has a final name and a rerun goes on.
 
 DIR/.building/request.json        what is being built; another request throws the folder away
-DIR/.building/part-00000.arrow    finished files of this request, each with its part-00000.json
+DIR/.building/part-00000.arrow    finished files of this request, each with its part-00000.arrow.json
 DIR/.building/lock                held while a process works here; a second one is refused
 DIR/preprocess.json               of a finished dataset: the request that made it
 """
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -97,7 +98,14 @@ class Staging:
             raise DatasetError(f"{self.path} can't be used: {error}", remedy="check --out") from error
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # What an early error leaves is worth nothing to a rerun; finished files are.
+        if error is not None and not any(self.path.glob("part-*.json")):
+            shutil.rmtree(self.path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
         os.close(self._lock)
 
     def finished(self, name: str) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Raw Criteo rows: `label \\t I1..I13 \\t C1..C26`, parsed strictly in one pass over the bytes.
+"""Raw Criteo rows, label, I1..I13 and C1..C26 between tabs, parsed strictly in one pass over the bytes.
 
 A row is accepted only if it has exactly 40 tab-separated fields and
 
@@ -255,7 +255,7 @@ class _LineBuffer:
     def __init__(self, source: ByteSource) -> None:
         self._source = source
         self.array = np.zeros(_BLOCK_BYTES + _LINE_BYTES_MAX + _SLACK_BYTES, np.uint8)
-        self._view = memoryview(self.array)
+        self._view = self.array.data
         self.start = 0
         self.end = 0
         self._filled = 0
@@ -285,7 +285,7 @@ class _LineBuffer:
         if newline < 0:
             if self._filled - self.start >= _LINE_BYTES_MAX:
                 raise DataError(
-                    f"{self._source.path}: a line of more than {_LINE_BYTES_MAX:,} bytes; this is no tab-separated text",
+                    f"{self._source.path}: a line of more than {_LINE_BYTES_MAX:,} bytes; this is no text of rows",
                     remedy="give plain, gzip or zstd files of Criteo rows",
                 )
             self.end = self.start
@@ -327,20 +327,19 @@ def read_blocks(
     while buffer.fill():
         position = buffer.start
         while position < buffer.end:
-            pad = pad_short_rows and position != buffer.last_line_start
+            unterminated = position == buffer.last_line_start
+            pad = pad_short_rows and not unterminated
             rows, position, column, padded = _parse(
                 buffer.array, position, buffer.end, pad, _HEX_VALUES, labels, integers, categories, missing
             )
             if rows:
-                yield RawBlock(
-                    line, labels[:rows], integers[:, :rows], categories[:, :rows], missing[:rows], padded
-                )
+                yield RawBlock(line, labels[:rows], integers[:, :rows], categories[:, :rows], missing[:rows], padded)
                 line += rows
             if column >= 0:
                 row = buffer.line_at(position)
                 if line == 1:
                     refuse_foreign_layout(source.path, buffer.array[position : buffer.end].tobytes())
-                on_bad_row(describe_bad_row(source.path, line, row, column, padding=pad))
+                on_bad_row(describe_bad_row(source.path, line, row, column, padding=pad, unterminated=unterminated))
                 position += len(row) + 1
                 line += 1
 

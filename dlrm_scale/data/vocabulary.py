@@ -276,6 +276,6 @@ def load_vocabulary(folder: Path, column: str) -> Vocabulary:
         or not np.array_equal(rows, np.arange(FIRST_ID_ROW, table_rows))
         or np.any(hashes[1:] <= hashes[:-1])
     ):
-        raise DatasetError(f"{file}: ids must be in hash order on rows 2 to {table_rows - 1}", remedy="restore the file")
+        raise DatasetError(f"{file}: ids aren't in hash order on rows 2 to {table_rows - 1}", remedy="restore it")
     assert salt == 0
     return _from_kept(column, ids, counts)

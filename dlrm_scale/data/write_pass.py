@@ -151,10 +151,9 @@ def _write_part(
                 vocabulary.map(block.categories[column], block.missing, ids[column])
             writer.write(block.labels, dense_features(block.integers), ids)
             statistics.add(block, ids, block.training_rows(training_lines))
-            progress.tick(
-                index, source.position_bytes, rows=block.rows, bad_rows=statistics.bad_rows - told_bad_rows
-            )
+            progress.tick(index, source.position_bytes, rows=block.rows, bad_rows=statistics.bad_rows - told_bad_rows)
             told_bad_rows = statistics.bad_rows
+        progress.tick(index, source.position_bytes, bad_rows=statistics.bad_rows - told_bad_rows)
         file.check_unchanged()
         part = writer.close()
     return part, statistics
