@@ -29,7 +29,7 @@ from tests.support.rank_worker import Outcome, Request, serve
 __all__ = ["RankDied", "RankTimeout", "run_ranks"]
 
 _ROOT = str(Path(__file__).resolve().parents[2])
-_PRELOAD = ["torch", "torchrec", "torchrec.distributed.model_parallel", "torchrec.models.dlrm"]
+_PRELOAD = ["torch", "torchrec.models.dlrm", "dlrm_scale.models.initial_rows", "dlrm_scale.sharding.pipeline"]
 _GRACE_SECONDS = 3.0
 """After the first failure: how long the other ranks have to answer before they are killed."""
 
