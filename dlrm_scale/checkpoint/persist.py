@@ -115,22 +115,27 @@ class SaveWriter:
         Returns:
             The outcome, and a warning about old checkpoints that couldn't be removed.
         """
-        self.ballot.cast(vote)
         warning = None
         if self.rank == 0:
-            outcome = self._decide(request, chain)
-            self.ballot.announce(request.key.attempt, outcome)
+            outcome = self._decide(request, vote, chain)
+            try:
+                self.ballot.announce(request.key.attempt, outcome)
+            except Exception as error:
+                # The link decides, not the store: ranks that hear nothing keep their rows marked.
+                warning = f"the other ranks may not know the outcome: {_describe(error)}"
             if outcome.committed and outcome.chain.tip_name is not None:
-                warning = self._retain(outcome.chain.tip_name)
+                warning = self._retain(outcome.chain.tip_name) or warning
             known: Outcome | None = outcome
         else:
+            self.ballot.cast(vote)
             known = self.ballot.await_outcome(request.key.attempt)
         if known is not None and not known.committed:
             self._remove_own_files(request.key)
         return known, warning
 
-    def _decide(self, request: SaveRequest, chain: ChainState) -> Outcome:
+    def _decide(self, request: SaveRequest, vote: Vote, chain: ChainState) -> Outcome:
         try:
+            self.ballot.cast(vote)
             votes = self.ballot.collect(request.key)
             manifest = self._manifest(request, votes, chain)
             digest = commit_manifest(self.storage, manifest)

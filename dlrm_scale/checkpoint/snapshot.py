@@ -106,15 +106,10 @@ class ShardSnapshot:
                 )
             )
         if self.ids_local is not None:
-            ids = self.ids_local + self.shard.region.row_start
-            ids = ids.to(torch.int32 if self.table_rows < 2**31 else torch.int64)
+            dtype = torch.int32 if self.table_rows < 2**31 else torch.int64
+            name = self._tensor_name("ids")
             found.append(
-                TensorSource(
-                    name=self._tensor_name("ids"),
-                    dtype=ids.dtype,
-                    shape=(self.rows,),
-                    blocks=partial(torch.split, ids, self.block_rows),
-                )
+                TensorSource(name=name, dtype=dtype, shape=(self.rows,), blocks=partial(self._id_blocks, dtype))
             )
         return found
 
@@ -137,6 +132,11 @@ class ShardSnapshot:
     def _tensor_name(self, name: str) -> str:
         r = self.shard.region
         return f"{r.table}[{r.row_start}:{r.row_end},{r.column_start}:{r.column_end}].{name}"
+
+    def _id_blocks(self, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+        if self.ids_local is not None:
+            for ids in torch.split(self.ids_local, self.block_rows):
+                yield (ids + self.shard.region.row_start).to(dtype)
 
     def _blocks(self, name: str) -> Iterator[torch.Tensor]:
         size = self.block_rows

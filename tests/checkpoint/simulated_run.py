@@ -136,6 +136,7 @@ class Run:
         optimizer: str = "rowwise_adagrad",
         storages: Sequence[Any] | None = None,
         store: Any = None,
+        staging_limit_bytes: int = 1 << 20,
         **config: Any,
     ) -> None:
         self.layout, self.truth, self.ranks = layout, truth, layout.ranks
@@ -145,7 +146,6 @@ class Run:
         for touched in self.touched:
             touched.enabled = True
         settings = CheckpointConfig(**{"vote_timeout_seconds": 10, **config})
-        limit = {} if "staging_limit_bytes" not in self.__dict__ else {}
         self.engines: list[CheckpointEngine] = on_ranks(
             self.ranks,
             lambda rank: CheckpointEngine(
@@ -160,7 +160,7 @@ class Run:
                 optimizer=optimizer,
                 resumed_from=resumed_from,
                 storage=storages[rank] if storages else None,
-                **limit,
+                staging_limit_bytes=staging_limit_bytes,
             ),
         )
 
