@@ -121,6 +121,12 @@ class ByteSource:
         Raises:
             DataError: the file is cut off or damaged, with the offset.
         """
+        try:
+            return self._fill(target)
+        except OSError as error:
+            raise DataError(f"{self.path}: {error.strerror}, after {self.position_bytes:,} bytes") from error
+
+    def _fill(self, target: memoryview) -> int:
         filled = 0
         while filled < len(target):
             if self.compression == "none":

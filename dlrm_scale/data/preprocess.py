@@ -158,10 +158,15 @@ def preprocess(
     request = _request(files, options, rule, source)
     if not options.force and (done := _up_to_date(out, request)) is not None:
         return PreprocessResult(manifest=done, up_to_date=True, notes=inputs.notes, seconds=time.monotonic() - started)
-    with Staging(out, request) as staging:
-        notes = [*inputs.notes, *_name_notes(files)]
-        manifest = _build(files, rule, options, source, staging, notes, on_progress)
-        staging.remove()
+    notes = [*inputs.notes, *_name_notes(files)]
+    try:
+        with Staging(out, request) as staging:
+            manifest = _build(files, rule, options, source, staging, notes, on_progress)
+            staging.remove()
+    except OSError as error:
+        raise DatasetError(
+            f"{out} can't be written: {error}", remedy="free space and run it again, or name another --out"
+        ) from error
     return PreprocessResult(manifest=manifest, up_to_date=False, notes=tuple(notes), seconds=time.monotonic() - started)
 
 

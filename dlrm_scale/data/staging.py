@@ -87,15 +87,12 @@ class Staging:
                     f"{self.folder} is not empty and holds no dataset ({', '.join(strangers[:3])}, …)",
                     remedy="name a new or empty folder for --out",
                 )
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = self._locked()
-            known = _read_json(self.path / "request.json")
-            if known is None or known.get("key") != self._request["key"]:
-                self._clear()
-                write_json(self.path / "request.json", self._request)
-        except OSError as error:
-            raise DatasetError(f"{self.path} can't be used: {error}", remedy="check --out") from error
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = self._locked()
+        known = _read_json(self.path / "request.json")
+        if known is None or known.get("key") != self._request["key"]:
+            self._clear()
+            write_json(self.path / "request.json", self._request)
         return self
 
     def __exit__(
