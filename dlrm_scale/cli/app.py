@@ -7,7 +7,6 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec
 
-import click
 import typer
 
 from dlrm_scale import __version__
@@ -60,14 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
     130 interrupted.
     """
     try:
-        code = app(args=arguments, standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        print("interrupted", file=sys.stderr)  # noqa: T201
-        sys.exit(130)
+        app(args=arguments)
     except DlrmScaleError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(error.exit_code)
-    sys.exit(code if isinstance(code, int) else 0)

@@ -130,7 +130,7 @@ def _table(raw: Path, runs: Path, killed_at: int, seconds: float) -> str:
 
     known = json.loads((raw / "synthetic.json").read_text())
     result = _result(runs / "straight")
-    attainable, reached = known["attainable"]["last_day"], result["validation"]
+    attainable, reached = known["validation"]["attainable"], result["validation"]
     resumed = _result(runs / "killed")
     rows = [
         ("rows trained / validated", f"{format_count(result['rows'])} / {format_count(reached['rows'])}"),
