@@ -49,8 +49,12 @@ class PartWriter:
         self._ids = np.empty((len(CATEGORY_COLUMNS), ROWS_PER_RECORD_BATCH), np.int32)
         try:
             self._sink = _HashingFile(self._temporary.open("wb", buffering=0))
+        except OSError as error:
+            raise self._failed(error) from error
+        try:
             self._writer = pa.ipc.new_file(pa.PythonFile(self._sink, "w"), ARROW_SCHEMA)
         except OSError as error:
+            self.abort()
             raise self._failed(error) from error
 
     def write(self, labels: npt.NDArray[np.uint8], dense: npt.NDArray[np.float32], ids: npt.NDArray[np.int32]) -> None:

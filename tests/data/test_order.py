@@ -27,7 +27,9 @@ def _epoch(order: Order, epoch: int, ranks: int = 1) -> list[np.ndarray]:
 
 
 # Rows of parts, and a range that starts and ends inside record batches.
-datasets = st.lists(st.integers(0, 3 * ROWS_PER_RECORD_BATCH), min_size=1, max_size=4).filter(lambda rows: sum(rows) > 0)
+datasets = st.lists(st.integers(0, 3 * ROWS_PER_RECORD_BATCH), min_size=1, max_size=4).filter(
+    lambda rows: sum(rows) > 0
+)
 
 
 @st.composite
