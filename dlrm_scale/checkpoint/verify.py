@@ -23,12 +23,12 @@ class Problem:
     Attributes:
         file: its name in the folder of checkpoints.
         reason: what is wrong with it.
-        seqs: sequence numbers of the checkpoints that can't be restored for it.
+        breaks: manifests of the checkpoints that can't be restored for it, oldest first.
     """
 
     file: str
     reason: str
-    seqs: tuple[int, ...]
+    breaks: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,11 +65,11 @@ def list_checkpoints(root: Path) -> list[CheckpointRow]:
         CheckpointError: the folder is missing or has a newer format.
     """
     storage = _open(root)
-    broken: dict[int, str] = {}
+    broken: dict[str, str] = {}
     rows = []
     for problem in _problems(storage, "size"):
-        for seq in problem.seqs:
-            broken.setdefault(seq, f"{problem.file} {problem.reason}")
+        for name in problem.breaks:
+            broken.setdefault(name, f"{problem.file} {problem.reason}")
     for file in read_manifests(storage):
         seq, start = parse_manifest_name(file.name) or (0, 0)
         m = file.manifest
@@ -82,7 +82,7 @@ def list_checkpoints(root: Path) -> list[CheckpointRow]:
                 rows=m.table_rows_written if m else 0,
                 bytes=m.size_bytes if m else 0,
                 created_unix_seconds=m.created_unix_seconds if m else None,
-                state=broken.get(seq, "ok"),
+                state=broken.get(file.name, "ok"),
                 name=file.name,
             )
         )
@@ -127,12 +127,11 @@ def _problems(storage: LocalStorage, level: VerifyLevel) -> list[Problem]:
     files = read_manifests(storage)
     by_name = {file.name: file for file in files}
     faults: dict[str, str] = {}
-    hurt: dict[str, set[int]] = {}
+    breaks: dict[str, list[str]] = {}
     broken_by: dict[str, set[str]] = {}
     for file in files:  # oldest first, so that a parent's faults are known before its children's
         own: set[str] = set()
         broken_by[file.name] = own
-        seq = (parse_manifest_name(file.name) or (0, 0))[0]
         manifest = file.manifest
         if manifest is None:
             faults[file.name] = _without_name(file.reason or "can't be read", file.name)
@@ -154,8 +153,8 @@ def _problems(storage: LocalStorage, level: VerifyLevel) -> list[Problem]:
                     own.add(parent.name)
                 own |= broken_by.get(parent.name, set())
         for name in own:
-            hurt.setdefault(name, set()).add(seq)
-    return [Problem(file=name, reason=faults[name], seqs=tuple(sorted(hurt[name]))) for name in sorted(faults)]
+            breaks.setdefault(name, []).append(file.name)
+    return [Problem(file=name, reason=faults[name], breaks=tuple(breaks[name])) for name in sorted(faults)]
 
 
 def _without_name(reason: str, name: str) -> str:

@@ -122,7 +122,7 @@ def verify(
         _print_json({"ok": not problems, "level": level.value, "problems": [asdict(problem) for problem in problems]})
         raise typer.Exit(_DAMAGED if problems else 0)
     if problems:
-        lines = [f"{p.file} {p.reason}; breaks checkpoint {', '.join(str(seq) for seq in p.seqs)}" for p in problems]
+        lines = [f"{p.file} {p.reason}; it breaks {', '.join(p.breaks)}" for p in problems]
         raise CheckpointError(
             "damaged files:\n  " + "\n  ".join(lines),
             remedy="put them back from a copy; training resumes from the newest checkpoint that isn't broken",

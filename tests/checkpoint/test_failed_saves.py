@@ -1,0 +1,236 @@
+"""A save that fails loses nothing: training goes on or stops as configured, and the next save has all rows."""
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dlrm_scale.checkpoint import SaveOutcome, find_chain
+from dlrm_scale.errors import CheckpointError
+from tests.checkpoint.faulty_storage import Trace, TracedStorage, fail_at
+from tests.checkpoint.simulated_run import TABLES, Run, load, make_layout, make_truth, on_ranks
+
+NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
+
+
+def _traced_run(root: Path, trace: Trace, ranks: int = 2, **options: Any) -> Run:
+    storages = [TracedStorage(root, trace) for _ in range(ranks)]
+    return Run(root, make_layout("row_wise", ranks), make_truth(TABLES, ["row"]), storages=storages, **options)
+
+
+def _operations_of_a_save(root: Path, **options: Any) -> tuple[int, int]:
+    trace = Trace()
+    run = _traced_run(root, trace, **options)
+    run.save(1)
+    run.change("C1", [3, 60], 1.0)
+    begin = len(trace.operations)
+    run.save(2)
+    return begin, len(trace.operations)
+
+
+@pytest.mark.parametrize(("staging_limit_bytes", "stride"), [(0, 4), (1 << 20, 1)])
+def test_a_full_disk_at_any_operation_leaves_the_last_checkpoint_and_the_next_save_has_all_rows(
+    tmp_path: Path, staging_limit_bytes: int, stride: int
+) -> None:
+    begin, end = _operations_of_a_save(tmp_path / "count", staging_limit_bytes=staging_limit_bytes)
+    failures = 0
+    for index in range(begin, end, stride):
+        root = tmp_path / f"at{index}"
+        trace = Trace()
+        run = _traced_run(root, trace, staging_limit_bytes=staging_limit_bytes)
+        run.save(1)
+        before = {name: w.clone() for name, w in run.truth.weight.items()}
+        run.change("C1", [3, 60], 1.0)
+        trace.act = fail_at(index, NO_SPACE)
+        outcomes = run.save_all(2)
+        assert len({o.committed for o in outcomes}) == 1, trace.operations[index]
+        if outcomes[0].committed:
+            assert load(root, make_layout("table_wise", 1), run.truth).equals(run.truth)
+        else:
+            failures += 1
+            assert "No space left" in str(outcomes[0].error)
+            chain = find_chain(root, verify="full")
+            assert chain is not None
+            if chain.step == 1:
+                loaded = load(root, make_layout("table_wise", 1), run.truth)
+                assert all(torch.equal(loaded.weight[name], before[name]) for name in before)
+        run.change("C3", [1], 1.0)
+        outcome = run.save(3)
+        assert outcome.committed
+        assert load(root, make_layout("table_wise", 2), run.truth).equals(run.truth)
+    assert failures >= 12 / stride
+
+
+def test_a_failed_baseline_is_followed_by_a_baseline(tmp_path: Path) -> None:
+    trace = Trace()
+    run = _traced_run(tmp_path / "ck", trace)
+    trace.act = lambda index, operation, name: (_ for _ in ()).throw(NO_SPACE) if operation == "sync" else None
+    outcome = run.save(1)
+    assert (outcome.kind, outcome.committed) == ("baseline", False)
+    assert find_chain(tmp_path / "ck") is None
+    assert list((tmp_path / "ck" / "data").iterdir()) == []
+    trace.act = None
+    assert run.save(2).kind == "baseline"
+    assert load(tmp_path / "ck", make_layout("row_wise", 1), run.truth).equals(run.truth)
+
+
+def test_on_failure_stop_raises_on_every_rank_and_names_the_rank_that_failed(tmp_path: Path) -> None:
+    trace = Trace()
+    run = _traced_run(tmp_path / "ck", trace, on_failure="stop")
+    run.save(1)
+
+    def act(index: int, operation: str, name: str) -> None:
+        if operation == "write" and "-r1." in name:
+            raise NO_SPACE
+
+    trace.act = act
+
+    def one(rank: int) -> str:
+        with pytest.raises(CheckpointError) as caught:
+            _save(run, rank, 2)
+        return str(caught.value)
+
+    messages = on_ranks(2, one)
+    assert all("rank 1: OSError" in message and "step 2" in message for message in messages)
+
+
+def _save(run: Run, rank: int, step: int) -> SaveOutcome:
+    run.engines[rank].save(step=step, cursor={}, dense={}, rank_state={}, extra={})
+    return run.engines[rank].wait()[-1]
+
+
+def test_ranks_that_disagree_on_the_step_commit_nothing(tmp_path: Path) -> None:
+    run = Run(tmp_path / "ck", make_layout("row_wise", 2), make_truth(TABLES, ["row"]))
+    outcomes = on_ranks(2, lambda rank: _save(run, rank, 5 + rank))
+    assert [o.committed for o in outcomes] == [False, False]
+    assert "ranks disagree" in str(outcomes[0].error)
+    assert find_chain(tmp_path / "ck") is None
+    assert run.save(7).committed
+
+
+def test_a_missing_vote_fails_the_save_on_the_others_after_the_timeout(tmp_path: Path) -> None:
+    run = Run(tmp_path / "ck", make_layout("row_wise", 3), make_truth(TABLES, ["row"]), vote_timeout_seconds=1)
+    run.save(1)
+    run.change("C1", [1], 1.0)
+    outcomes = on_ranks(3, lambda rank: _save(run, rank, 2) if rank != 2 else None)
+    assert [o.committed for o in outcomes if o] == [False, False]
+    assert "no vote from rank 2" in outcomes[0].error
+    chain = find_chain(tmp_path / "ck", verify="full")
+    assert chain is not None
+    assert chain.step == 1
+
+
+class _DeafStore:
+    """A store in which one rank sees no outcome while `deaf` is set."""
+
+    def __init__(self, store: Any) -> None:
+        self._store, self.deaf = store, False
+
+    def check(self, keys: list[str]) -> bool:
+        return not (self.deaf and "/outcome/" in keys[0]) and self._store.check(keys)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def test_a_rank_that_misses_the_outcome_keeps_its_rows_and_catches_up(tmp_path: Path) -> None:
+    shared = torch.distributed.HashStore()
+    run = Run(tmp_path / "ck", make_layout("row_wise", 2), make_truth(TABLES, ["row"]), store=shared)
+    ballot = run.engines[1]._ballot
+    deaf = _DeafStore(shared)
+    ballot._store, ballot._timeout_seconds = deaf, 0.2
+    run.save(1)
+    run.change("C1", [90], 1.0)
+    deaf.deaf = True
+    first, second = run.save_all(2)
+    assert (first.committed, second.committed) == (True, False)
+    assert "rank 0 didn't say in time" in str(second.error)
+    deaf.deaf = False
+    run.change("C1", [2], 1.0)
+    outcomes = run.save_all(3)
+    assert [(o.committed, o.kind, o.rows) for o in outcomes] == [(True, "delta", 2)] * 2
+    assert load(tmp_path / "ck", make_layout("row_wise", 1), run.truth).equals(run.truth)
+
+
+def test_a_store_that_breaks_after_the_commit_makes_no_rank_forget_rows(tmp_path: Path) -> None:
+    run = Run(tmp_path / "ck", make_layout("row_wise", 2), make_truth(TABLES, ["row"]), vote_timeout_seconds=1)
+    run.save(1)
+    run.change("C1", [1, 90], 1.0)
+    ballot = run.engines[0]._ballot
+    announce = ballot.announce
+    ballot.announce = lambda *_: (_ for _ in ()).throw(RuntimeError("store is gone"))  # type: ignore[method-assign]
+    first, second = run.save_all(2)
+    assert (first.committed, second.committed) == (True, False)
+    assert "store is gone" in str(first.warning)
+    ballot.announce = announce  # type: ignore[method-assign]
+    run.change("C1", [2], 1.0)
+    assert run.save(3).committed
+    assert load(tmp_path / "ck", make_layout("row_wise", 1), run.truth).equals(run.truth)
+
+
+def test_what_is_not_json_is_refused_before_anything_is_frozen(tmp_path: Path) -> None:
+    run = Run(tmp_path / "ck", make_layout("row_wise", 1), make_truth(TABLES, ["row"]))
+    with pytest.raises(ValueError, match="JSON compliant"):
+        run.engines[0].save(step=1, cursor={}, dense={}, rank_state={}, extra={"auc": float("nan")})
+    assert run.save(1).committed
+
+
+def test_files_and_folders_are_synced_before_the_manifest_is_linked_and_after(tmp_path: Path) -> None:
+    trace = Trace()
+    run = _traced_run(tmp_path / "ck", trace)
+    begin = len(trace.operations)
+    run.save(1)
+    done = trace.operations[begin:]
+    link = next(i for i, (operation, _) in enumerate(done) if operation == "link")
+    for operation, name in done[:link]:
+        if operation == "create":
+            writes = [i for i, found in enumerate(done) if found == ("write", name)]
+            syncs = [i for i, found in enumerate(done) if found == ("sync", name)]
+            assert len(syncs) == 1
+            assert max(writes) < syncs[0] < link
+    data_syncs = [i for i, found in enumerate(done) if found == ("sync_folder", "data")]
+    last_data_sync = max(i for i, (operation, name) in enumerate(done) if operation == "sync" and "data/" in name)
+    assert last_data_sync < max(data_syncs) < link
+    assert ("sync_folder", "manifests") in done[link:]
+
+
+def test_a_trainer_that_was_replaced_can_not_commit_and_stops(tmp_path: Path) -> None:
+    root = tmp_path / "ck"
+    zombie = Run(root, make_layout("row_wise", 2), make_truth(TABLES, ["row"]))
+    zombie.save(1)
+    chain = find_chain(root)
+    successor = Run(root, make_layout("row_wise", 2), make_truth(TABLES, ["row"]), resumed_from=chain)
+    zombie.change("C1", [1], 5.0)
+
+    def one(rank: int) -> str:
+        with pytest.raises(CheckpointError) as caught:
+            _save(zombie, rank, 2)
+        return str(caught.value)
+
+    assert all("start 2 has taken over" in message for message in on_ranks(2, one))
+    successor.change("C1", [2], 1.0)
+    assert successor.save(2).committed
+    assert load(root, make_layout("row_wise", 1), successor.truth).equals(successor.truth)
+    assert [json.loads(p.read_text())["start"] for p in sorted((root / "starts").iterdir())] == [1, 2]
+
+
+def test_commits_of_a_later_start_win_over_what_a_zombie_slipped_in(tmp_path: Path) -> None:
+    root = tmp_path / "ck"
+    zombie = Run(root, make_layout("row_wise", 1), make_truth(TABLES, ["row"]))
+    zombie.save(1)
+    chain = find_chain(root)
+    successor = Run(root, make_layout("row_wise", 1), make_truth(TABLES, ["row"]), resumed_from=chain)
+    (root / "starts" / "2.json").rename(root / "hidden.json")
+    for step in (2, 3, 4):
+        zombie.change("C1", [1], 5.0)
+        assert zombie.save(step).committed
+    (root / "hidden.json").rename(root / "starts" / "2.json")
+    successor.change("C1", [2], 1.0)
+    assert successor.save(2).committed
+    found = find_chain(root)
+    assert found is not None
+    assert (found.tip.start, found.step) == (2, 2)
+    assert load(root, make_layout("row_wise", 1), successor.truth).equals(successor.truth)

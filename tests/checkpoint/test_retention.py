@@ -1,0 +1,76 @@
+"""Old chains go, the newest ones stay whole."""
+
+from pathlib import Path
+
+from dlrm_scale.checkpoint import find_chain, list_checkpoints, verify
+from tests.checkpoint.faulty_storage import Trace, TracedStorage, fail_at
+from tests.checkpoint.simulated_run import TABLES, Run, load, make_layout, make_truth
+
+
+def _run(root: Path, trace: Trace | None = None, **options: object) -> Run:
+    storages = [TracedStorage(root, trace)] if trace else None
+    settings = {"baseline_ratio": 1e-9, "keep_baselines": 2, "storages": storages, **options}
+    return Run(root, make_layout("table_wise", 1), make_truth(TABLES, ["row"]), **settings)
+
+
+def _kinds(root: Path) -> list[str]:
+    return [f"{row.kind}{row.step}" for row in list_checkpoints(root)]
+
+
+def test_the_last_two_chains_are_kept_with_their_deltas(tmp_path: Path) -> None:
+    run = _run(tmp_path / "ck")  # a ratio of almost nothing: baseline, delta, baseline, delta
+    for step in range(7):
+        run.change("C1", [step], 1.0)
+        assert run.save(step).warning is None
+    assert _kinds(tmp_path / "ck") == ["baseline4", "delta5", "baseline6"]
+    assert len(list((tmp_path / "ck" / "data").iterdir())) == 6
+    assert verify(tmp_path / "ck") == []
+    assert load(tmp_path / "ck", make_layout("row_wise", 2), run.truth).equals(run.truth)
+
+
+def test_a_chain_with_a_missing_file_does_not_count_as_kept(tmp_path: Path) -> None:
+    root = tmp_path / "ck"
+    run = _run(root)
+    for step in range(4):
+        run.save(step)
+    next((root / "data").glob("00000003-*-dense*")).unlink()
+    run.save(4)
+    assert _kinds(root) == ["baseline0", "delta1", "baseline2", "delta3", "baseline4"]
+    run.save(5)
+    run.save(6)
+    assert _kinds(root) == ["baseline4", "delta5", "baseline6"]
+
+
+def test_a_chain_that_a_resume_passed_over_does_not_count_as_kept(tmp_path: Path) -> None:
+    root = tmp_path / "ck"
+    run = _run(root)
+    for step in range(3):
+        run.save(step)
+    path = next((root / "data").glob("00000003-*-r0*"))
+    path.write_bytes(bytes(path.stat().st_size))
+    chain = find_chain(root, verify="full")
+    assert chain is not None
+    assert chain.step == 1
+    resumed = _run(root, resumed_from=chain)
+    assert resumed.save(2).kind == "baseline"
+    assert _kinds(root) == ["baseline0", "delta1", "baseline2"]
+    assert verify(root) == []
+
+
+def test_a_removal_that_fails_is_a_warning_and_the_save_counts(tmp_path: Path) -> None:
+    trace = Trace()
+    run = _run(tmp_path / "ck", trace)
+    for step in range(4):
+        run.save(step)
+    trace.act = lambda index, operation, name: (
+        fail_at(index, PermissionError("no"))(index, operation, name)
+        if operation == "remove" and "json" in name
+        else None
+    )
+    outcome = run.save(4)
+    assert outcome.committed
+    assert "old checkpoints aren't removed: PermissionError" in str(outcome.warning)
+    trace.act = None
+    run.save(5)
+    run.save(6)
+    assert _kinds(tmp_path / "ck") == ["baseline4", "delta5", "baseline6"]

@@ -1,0 +1,119 @@
+"""Tables and optimizer state that don't match are listed by name and stop the restore."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dlrm_scale.checkpoint import CheckpointEngine, find_chain, restore
+from dlrm_scale.config import CheckpointConfig
+from dlrm_scale.errors import CheckpointError
+from dlrm_scale.schema import TableSpec
+from dlrm_scale.touched_rows import TouchedRows
+from tests.checkpoint.simulated_run import TABLES, Run, load, make_layout, make_truth, shards_of
+
+
+def _saved(tmp_path: Path, states: list[str], optimizer: str = "rowwise_adagrad") -> Path:
+    run = Run(tmp_path / "ck", make_layout("row_wise", 2), make_truth(TABLES, states), optimizer=optimizer)
+    run.save(1)
+    return tmp_path / "ck"
+
+
+def _refusal(
+    root: Path, tables: tuple[TableSpec, ...], states: list[str], optimizer: str = "rowwise_adagrad"
+) -> CheckpointError:
+    layout = make_layout("row_wise", 1, tables)
+    with pytest.raises(CheckpointError) as caught:
+        load(root, layout, make_truth(tables, states), optimizer=optimizer)
+    assert caught.value.remedy is not None
+    return caught.value
+
+
+def test_missing_unexpected_and_resized_tables_are_all_listed(tmp_path: Path) -> None:
+    changed = (
+        TableSpec(name="C1", rows=120, dim=16),
+        TableSpec(name="C2", rows=3, dim=16),
+        TableSpec(name="C33", rows=40, dim=16),
+        TABLES[3],
+    )
+    message = _refusal(_saved(tmp_path, ["row"]), changed, ["row"]).message
+    assert "table C1 is 97 x 16 in the checkpoint, 120 x 16 in the model" in message
+    assert "table C2 is 3 x 8 in the checkpoint, 3 x 16 in the model" in message
+    assert "table C33 is missing in the checkpoint" in message
+    assert "table C3 is unexpected: the model has none" in message
+    assert "C4" not in message
+
+
+def test_a_refused_restore_changes_nothing(tmp_path: Path) -> None:
+    root = _saved(tmp_path, ["row"])
+    tables = TABLES[:3]
+    layout = make_layout("row_wise", 1, tables)
+    shards = shards_of(layout, make_truth(tables, ["row"], seed=5), 0)
+    before = [s.weight.clone() for s in shards]
+    chain = find_chain(root)
+    assert chain is not None
+    with pytest.raises(CheckpointError, match="table C4 is unexpected"):
+        restore(chain, layout=layout, shards=shards, rank=0, ranks=1, optimizer="rowwise_adagrad")
+    assert all(torch.equal(s.weight, w) for s, w in zip(shards, before, strict=True))
+
+
+def test_missing_and_unexpected_optimizer_state_is_listed(tmp_path: Path) -> None:
+    root = _saved(tmp_path, ["row"])
+    message = _refusal(root, TABLES, ["row", "element"]).message
+    assert message.count("optimizer state moment2 of table") == 4
+    assert "is missing in the checkpoint" in message
+    message = _refusal(root, TABLES, []).message
+    assert "optimizer state momentum1 of table C1 is unexpected" in message
+
+
+def test_state_of_another_shape_is_listed(tmp_path: Path) -> None:
+    root = _saved(tmp_path, ["row"])
+    truth = make_truth(TABLES, ["row"])
+    for name, state in truth.state.items():
+        state["momentum1"] = torch.zeros_like(truth.weight[name])
+    with pytest.raises(
+        CheckpointError, match="momentum1 of table C2 is F32 per row in the checkpoint, F32 per element"
+    ):
+        load(root, make_layout("row_wise", 1), truth)
+
+
+def test_another_optimizer_is_refused(tmp_path: Path) -> None:
+    message = _refusal(_saved(tmp_path, [], "sgd"), TABLES, [], "adam").message
+    assert "the tables' optimizer is sgd in the checkpoint, adam in the model" in message
+
+
+def test_a_changed_model_starts_with_a_new_baseline(tmp_path: Path) -> None:
+    root = _saved(tmp_path, ["row"])
+    chain = find_chain(root)
+    tables = TABLES[:3]
+    run = Run(root, make_layout("row_wise", 2, tables), make_truth(tables, ["row"]), resumed_from=chain)
+    assert run.save(2).kind == "baseline"
+
+
+def test_a_chain_of_another_run_is_not_continued(tmp_path: Path) -> None:
+    chain = find_chain(_saved(tmp_path, ["row"]))
+    run = Run(tmp_path / "new", make_layout("row_wise", 2), make_truth(TABLES, ["row"]), resumed_from=chain)
+    assert run.save(2).kind == "baseline"
+
+
+def test_shards_that_are_not_the_layouts_are_our_own_mistake(tmp_path: Path) -> None:
+    layout = make_layout("row_wise", 2)
+    shards = shards_of(layout, make_truth(TABLES, []), 1)
+    with pytest.raises(ValueError, match="aren't those of the layout"):
+        CheckpointEngine(
+            tmp_path / "ck",
+            layout=layout,
+            shards=shards,
+            touched=TouchedRows([s.region.rows for s in shards]),
+            rank=0,
+            ranks=2,
+            store=torch.distributed.HashStore(),
+            config=CheckpointConfig(),
+            optimizer="sgd",
+        )
+
+
+def test_a_folder_that_can_not_be_made_is_an_error_on_every_rank(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(CheckpointError, match="can't open checkpoints"):
+        Run(tmp_path / "file" / "ck", make_layout("row_wise", 2), make_truth(TABLES, []))
