@@ -58,7 +58,9 @@ GOOD = make_row(1, range(13), range(2**32 - 26, 2**32))
             st.integers(0, 400),
             st.integers(0, 12),
             st.one_of(
-                st.sampled_from([b"", b"\t", b"\n", b"\r", b"\r\n", b"-", b"0", b"9", b"f", b"\x00", b'"', b".5", b"1_0"]),
+                st.sampled_from(
+                    [b"", b"\t", b"\n", b"\r", b"\r\n", b"-", b"0", b"9", b"f", b"\x00", b'"', b".5", b"1_0"]
+                ),
                 st.binary(max_size=3),
             ),
         ),
@@ -248,7 +250,7 @@ def test_a_truncated_compressed_file_is_refused(tmp_path: Path, compress, name: 
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
 @pytest.mark.parametrize("tail", [bytes(512), b"garbage!"])
 def test_bytes_after_the_last_member_are_refused(tmp_path: Path, compress, tail: bytes) -> None:
-    with pytest.raises(DataError, match="is damaged|start none"):
+    with pytest.raises(DataError, match=r"is damaged|start none"):
         _parse_bytes(tmp_path, compress(GOOD + b"\n") + tail)
 
 
