@@ -421,3 +421,21 @@ def test_waiting_for_data_is_counted(dataset: Dataset) -> None:
     next(loader)  # The thread has only just started.
     assert loader.wait_seconds > 0
     loader.close()
+
+
+@pytest.mark.gpu
+def test_pinned_batches_reach_the_gpu_with_the_same_content(dataset: Dataset) -> None:
+    config = DataConfig(batch_size=2_048)
+    device = torch.device("cuda")
+    pinned = TrainLoader(dataset, config, rank=0, ranks=3, epochs=2, pin_memory=True)
+    plain = TrainLoader(dataset, config, rank=0, ranks=3, epochs=2)
+    copies = []
+    for batch in pinned:  # Host buffers are reused while copies are still under way.
+        assert all(t.is_pinned() for t in (batch.dense_features, batch.labels, batch.weights, batch.loss_scale))
+        assert batch.sparse_features.values().is_pinned()
+        assert batch.sparse_features.lengths().is_pinned()
+        copies.append(batch.to(device, non_blocking=True))
+    torch.cuda.synchronize()
+    for copy, batch in zip(copies, plain, strict=True):
+        assert copy.sparse_features.values().device.type == "cuda"
+        assert _equal(copy.to(torch.device("cpu")), batch)
