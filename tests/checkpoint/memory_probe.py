@@ -1,0 +1,93 @@
+"""Saves and restores one big table and reports this process's peak memory; run as a script.
+
+python -m tests.checkpoint.memory_probe ROOT MIB save|restore
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed
+
+from dlrm_scale.checkpoint import CheckpointEngine, find_chain, restore
+from dlrm_scale.config import CheckpointConfig
+from dlrm_scale.layout import LocalShard, ShardLayout, ShardRegion, TableLayout
+from dlrm_scale.schema import TableSpec
+from dlrm_scale.touched_rows import TouchedRows
+
+
+def layout_of(rows: int, ranks: int) -> ShardLayout:
+    """One table of 64 columns, row-wise."""
+    spec = TableSpec(name="C1", rows=rows, dim=64)
+    regions = tuple(
+        ShardRegion(
+            table="C1",
+            row_start=rows * rank // ranks,
+            row_end=rows * (rank + 1) // ranks,
+            column_start=0,
+            column_end=64,
+            rank=rank,
+        )
+        for rank in range(ranks)
+    )
+    return ShardLayout(ranks=ranks, tables=(TableLayout(spec=spec, sharding_type="row_wise", regions=regions),))
+
+
+def shard_of(layout: ShardLayout, rank: int) -> LocalShard:
+    """A rank's shard, all its pages touched."""
+    region = layout.tables[0].regions[rank]
+    weight = torch.empty(region.rows, 64).fill_(1.0)
+    return LocalShard(region=region, weight=weight, state={"momentum1": torch.ones(region.rows)})
+
+
+def peak_bytes() -> int:
+    """Highest resident memory of this process since it started."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("no VmHWM")
+
+
+def save(root: Path, rows: int) -> int:
+    """A baseline, a delta of half the rows and one of nearly all; returns bytes above the table's."""
+    layout = layout_of(rows, 1)
+    shard = shard_of(layout, 0)
+    touched = TouchedRows([rows])
+    touched.enabled = True
+    engine = CheckpointEngine(
+        root,
+        layout=layout,
+        shards=[shard],
+        touched=touched,
+        rank=0,
+        ranks=1,
+        store=None,
+        config=CheckpointConfig(baseline_ratio=100),
+        optimizer="rowwise_adagrad",
+        staging_limit_bytes=1 << 24,
+    )
+    before = peak_bytes()
+    for step, share in enumerate((0.0, 0.01, 0.5, 0.95)):
+        touched.mark(0, torch.arange(int(rows * share)))
+        engine.save(step=step, cursor={}, dense={}, rank_state={}, extra={})
+        assert engine.wait()[-1].committed
+    return peak_bytes() - before
+
+
+def load(root: Path, rows: int) -> int:
+    """One of two shards; returns bytes above the shard's."""
+    layout = layout_of(rows, 2)
+    shard = shard_of(layout, 1)
+    before = peak_bytes()
+    chain = find_chain(root, verify="full")
+    assert chain is not None
+    restore(chain, layout=layout, shards=[shard], rank=1, ranks=2, optimizer="rowwise_adagrad")
+    return peak_bytes() - before
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    table_rows = int(sys.argv[2]) * 1024 * 1024 // 256
+    extra = (save if sys.argv[3] == "save" else load)(Path(sys.argv[1]), table_rows)
+    sys.stdout.write(json.dumps({"extra_bytes": extra}) + "\n")
