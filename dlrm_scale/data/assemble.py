@@ -12,7 +12,7 @@ from dlrm_scale.data.split import SplitRule, row_ranges
 from dlrm_scale.data.staging import REJECTED_FILE, Staging
 from dlrm_scale.data.transforms import DENSE_RULE
 from dlrm_scale.data.tsv import FIRST_CATEGORY_BIT
-from dlrm_scale.data.vocabulary import VOCABULARY_RULE, Vocabulary
+from dlrm_scale.data.vocabulary import VOCABULARY_RULE, Vocabulary, mapping_fingerprint
 from dlrm_scale.data.write_pass import RowLookups, WrittenPart, rejected_part_file
 from dlrm_scale.errors import DataError
 
@@ -93,7 +93,14 @@ def assemble_manifest(
     return DatasetManifest(
         parts=tuple(part for part, _ in written),
         columns=tuple(columns),
-        transforms={"dense": DENSE_RULE, "categories": {**VOCABULARY_RULE, **vocabulary_rule}},
+        transforms={
+            "dense": DENSE_RULE,
+            "categories": {
+                **VOCABULARY_RULE,
+                **vocabulary_rule,
+                "mapping_fingerprint": mapping_fingerprint(vocabularies),
+            },
+        },
         split=row_ranges(rule, rows, [int(statistics.rows[0]) for _, statistics in written]),
         statistics={
             "rows": sum(rows),

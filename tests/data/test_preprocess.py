@@ -566,6 +566,40 @@ def test_real_gzip_days_make_the_dataset_of_all_days(tmp_path: Path, shared_data
     _check_against_slow(tmp_path / "days", _rows(everything.read_bytes()), 200)
 
 
+def _mapping(out: Path) -> str:
+    categories: Any = Dataset.open(out).manifest.transforms["categories"]
+    return str(categories["mapping_fingerprint"])
+
+
+def test_vocabularies_of_equal_size_over_other_ids_have_another_fingerprint(tmp_path: Path) -> None:
+    for name, ids in (("a", (1, 2)), ("b", (1, 3)), ("c", (2, 1))):
+        rows = [make_row(0, [], [id] * 26) for id in ids]
+        _run(write_rows(tmp_path / f"{name}.tsv", rows), tmp_path / name, validation="none", threshold=1)
+    assert Dataset.open(tmp_path / "a").table_rows == Dataset.open(tmp_path / "b").table_rows
+    assert _mapping(tmp_path / "a") != _mapping(tmp_path / "b")
+    assert _mapping(tmp_path / "a") == _mapping(tmp_path / "c")
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_rows(tmp_path: Path) -> None:
+    rows = make_rows(2000)
+    peaks = []
+    for copies in (20, 200):
+        file = write_rows(tmp_path / f"{copies}.tsv", rows * copies)
+        # VmHWM and not ru_maxrss, which a child inherits from the process that forked it.
+        command = (
+            "import re, sys\n"
+            "from dlrm_scale.cli import main\n"
+            "try: main(sys.argv[1:])\n"
+            "finally: sys.stderr.write(re.search(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read())[1])"
+        )
+        arguments = [sys.executable, "-c", command, "preprocess", str(file), "--out", str(tmp_path / str(copies))]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=200)
+        peaks.append(int(done.stderr) / 1024)
+    assert peaks[1] < peaks[0] + 40, peaks
+    assert peaks[1] < 400, peaks
+
+
 def test_new_days_map_through_an_older_dataset(tmp_path: Path) -> None:
     old = write_rows(tmp_path / "day_0.tsv", make_rows(200, seed=1))
     _run(old, tmp_path / "old", validation="none")
@@ -578,5 +612,6 @@ def test_new_days_map_through_an_older_dataset(tmp_path: Path) -> None:
         assert a.statistics["hot_row_curve"] == b.statistics["hot_row_curve"]
     _run(write_rows(tmp_path / "day_1.tsv", make_rows(50, seed=2)), tmp_path / "new", vocabulary_from=tmp_path / "old")
     assert Dataset.open(tmp_path / "new").table_rows == Dataset.open(tmp_path / "old").table_rows
+    assert _mapping(tmp_path / "new") == _mapping(tmp_path / "same") == _mapping(tmp_path / "old")
     request = json.loads((tmp_path / "new" / "preprocess.json").read_text())
     assert request["vocabulary"] == {"from_dataset": Dataset.open(tmp_path / "old").fingerprint}
