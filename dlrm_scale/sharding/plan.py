@@ -6,10 +6,17 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
-from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.stats import NoopEmbeddingStats
-from torchrec.distributed.planner.types import PlannerError
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import (
+    HardwareConfig,
+    KernelConfig,
+    PlannerError,
+    TopologyFactory,
+    TrainerConfig,
+)
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 from dlrm_scale.config import Config
@@ -22,6 +29,9 @@ from dlrm_scale.sharding.sharder import TableSharder
 from dlrm_scale.units import format_bytes, parse_bytes
 
 __all__ = ["check_agreement", "layout_of", "make_plan"]
+
+_RESERVED_SHARE = 0.15
+"""Of a device's memory, kept for the dense part, batches and buffers."""
 
 
 def make_plan(
@@ -47,7 +57,7 @@ def make_plan(
         ConfigError: see `rules.allowed_types`.
         PlanError: a type isn't allowed, nothing fits, or ranks ask for different plans. Raised on every rank.
     """
-    types = allowed_types(tables, config, ranks.device.type)
+    types = allowed_types(tables, config, ranks.device.type, ranks.ranks)
     asked = repr((tuple(tables), config.sharding, config.sparse_optimizer, ranks.device.type, host_ranks))
     check_agreement(hashlib.sha256(asked.encode()).hexdigest(), "tables and sharding config", ranks)
     answer: object = None
@@ -129,12 +139,10 @@ def _plan(
 ) -> ShardingPlan:
     memory_bytes = _device_memory_bytes(config, ranks)
     on_gpu = ranks.device.type == "cuda"
-    topology = Topology(
-        world_size=ranks.ranks,
-        local_world_size=host_ranks,
-        compute_device=ranks.device.type,
-        hbm_cap=memory_bytes if on_gpu else None,
-        ddr_cap=None if on_gpu else memory_bytes,
+    topology = TopologyFactory.create_topology(
+        TrainerConfig(world_size=ranks.ranks, local_world_size=host_ranks),
+        HardwareConfig(hbm_cap_bytes=memory_bytes if on_gpu else None, ddr_cap_bytes=None if on_gpu else memory_bytes),
+        KernelConfig(compute_device=ranks.device.type),
     )
     constraints = {
         name: ParameterConstraints(sharding_types=list(t), min_partition=config.sharding.min_columns_per_shard)
@@ -146,6 +154,7 @@ def _plan(
         batch_size=batch_size,
         enumerator=_OrderedEnumerator(topology=topology, batch_size=batch_size, constraints=constraints),
         constraints=constraints,
+        storage_reservation=FixedPercentageStorageReservation(percentage=_RESERVED_SHARE),
         stats=NoopEmbeddingStats(),
         debug=False,
     )

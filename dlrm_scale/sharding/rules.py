@@ -16,15 +16,19 @@ COLUMN_SPLIT_TYPES = ("column_wise", "table_column_wise", "grid_shard")
 _AUTO = ("table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "data_parallel")
 
 
-def allowed_types(tables: Sequence[TableSpec], config: Config, device_type: str) -> dict[str, tuple[str, ...]]:
+def allowed_types(
+    tables: Sequence[TableSpec], config: Config, device_type: str, ranks: int
+) -> dict[str, tuple[str, ...]]:
     """List the sharding types that the planner may choose from, by table.
 
     A type that was asked for is either allowed or refused with the reason; `auto` leaves out what would be refused.
+    On one rank `auto` takes table_wise: there is nothing to spread, and the others cost more.
 
     Args:
         tables: the model's tables.
         config: sections `sharding` and `sparse_optimizer` are read.
         device_type: `cpu` or `cuda`.
+        ranks: number of ranks.
 
     Raises:
         ConfigError: `sharding.tables` names a table that the model doesn't have, or a column width is no multiple
@@ -44,7 +48,8 @@ def allowed_types(tables: Sequence[TableSpec], config: Config, device_type: str)
     for table in tables:
         asked = sharding.tables.get(table.name) or (None if sharding.kind == "auto" else sharding.kind)
         if asked is None:
-            allowed[table.name] = tuple(t for t in _AUTO if _objection(t, table, config) is None)
+            offered = _AUTO if ranks > 1 else _AUTO[:1]
+            allowed[table.name] = tuple(t for t in offered if _objection(t, table, config) is None)
             continue
         objection = _objection(asked, table, config)
         if objection is not None:
@@ -88,6 +93,11 @@ def _objection(kind: str, table: TableSpec, config: Config) -> tuple[str, str] |
         return (
             "with mean pooling trains as sum pooling: TorchRec 1.8 never divides its partial sums",
             'use sum pooling (model.pooling = "sum") or another sharding type',
+        )
+    if kind == "grid_shard" and table.rows == 1 and optimizer != "sgd":
+        return (
+            "can't describe the optimizer state of a table with one row: TorchRec 1.8 takes it for a column-wise one",
+            f'use another type for it, as in sharding.tables.{table.name} = "table_wise"',
         )
     if kind in COLUMN_SPLIT_TYPES:
         if optimizer == "rowwise_adagrad" and not sharding.allow_split_row_state:

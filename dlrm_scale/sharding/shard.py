@@ -14,13 +14,14 @@ from dlrm_scale.config import Config, SparseOptimizerConfig
 from dlrm_scale.layout import LocalShard, ShardLayout
 from dlrm_scale.schema import TableSpec
 from dlrm_scale.sharding.dense_state import dense_state, load_dense_state, make_dense_optimizer
+from dlrm_scale.sharding.empty_shards import support_empty_shards
 from dlrm_scale.sharding.hosts import host_groups, ranks_per_host
 from dlrm_scale.sharding.plan import check_agreement, layout_of, make_plan
 from dlrm_scale.sharding.plan_file import plan_rows
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.sharding.sharder import TableSharder
 from dlrm_scale.sharding.table_kernels import TableKernel, local_shards, sharded_collections, table_kernels
-from dlrm_scale.sharding.third_party_logs import quiet_start_up
+from dlrm_scale.sharding.third_party_logs import quiet_start_up, silence_known_warnings
 from dlrm_scale.sharding.touched_lookups import mark_lookups, union_replicated
 from dlrm_scale.touched_rows import TouchedRows
 
@@ -175,6 +176,7 @@ def shard_model(model: nn.Module, tables: Sequence[TableSpec], config: Config, r
         ConfigError: a key of `sharding` that doesn't fit the model or the ranks.
         PlanError: a plan that isn't allowed, doesn't fit, or differs between ranks.
     """
+    silence_known_warnings()
     with quiet_start_up():
         host_ranks = ranks_per_host(config.sharding.ranks_per_host, ranks)
         sharder = TableSharder(config.sparse_optimizer)
@@ -203,22 +205,24 @@ def shard_model(model: nn.Module, tables: Sequence[TableSpec], config: Config, r
 
 
 class _NoRandomTables(TorchFunctionMode):
-    """Skips `uniform_`: TorchRec draws every table twice from the global generator, and both are thrown away.
+    """Skips `uniform_`: TorchRec draws every sharded table twice, and both draws would be thrown away.
 
-    At 4 GiB of tables the two passes take longer than the rest of start-up, and the draws would move the
-    global generator by an amount that depends on the plan.
+    At 2 GiB a rank the draws take 10 s, four times as long as the final rows.
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if func is torch.Tensor.uniform_:
-            return args[0]
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func in (torch.Tensor.uniform_, nn.init.uniform_):
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
 
 
 def _distribute(model: nn.Module, plan: ShardingPlan, sharder: TableSharder, ranks: Ranks) -> DistributedModelParallel:
     world = torch.distributed.group.WORLD
     assert world is not None
-    with _NoRandomTables():
+    # fbgemm draws data-parallel tables with `randn`: how much depends on the plan, and the caller's state must not.
+    devices = [ranks.device] if ranks.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), _NoRandomTables():
         module = DistributedModelParallel(
             model,
             env=ShardingEnv.from_process_group(world),
@@ -227,9 +231,12 @@ def _distribute(model: nn.Module, plan: ShardingPlan, sharder: TableSharder, ran
             sharders=[sharder],
             init_data_parallel=False,
         )
-    for kernel in table_kernels(module.module, ranks.rank):
-        for weight in kernel.module.split_embedding_weights():
-            weight.detach().zero_()
+    kernels = table_kernels(module.module, ranks.rank)
+    support_empty_shards(kernels)
+    for kernel in kernels:
+        if not kernel.fused:  # the fused kernels begin with zeros
+            for weight in kernel.module.split_embedding_weights():
+                weight.detach().zero_()
     module.init_data_parallel()
     return module
 
