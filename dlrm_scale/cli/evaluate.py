@@ -29,10 +29,7 @@ def evaluate(
     from dlrm_scale.errors import ConfigError
     from dlrm_scale.install import check_install
     from dlrm_scale.recipes import load_config
-    from dlrm_scale.train.evaluate_run import EvaluationRequest, evaluate_rank
-    from dlrm_scale.train.launch import default_local_ranks, launch
     from dlrm_scale.train.run_folder import RunFolder
-    from dlrm_scale.train.summary import metric_rows, text_table
 
     check_install()
     if split not in ("validation", "test", "train"):
@@ -41,6 +38,11 @@ def evaluate(
     if not folder.exists():
         raise ConfigError(f"{run}: there is no run", remedy="name the folder given as run.path")
     config = load_config(folder.config, overrides or [])
+    # torchrec takes seconds to import: mistakes are found before it
+    from dlrm_scale.train.evaluate_run import EvaluationRequest, evaluate_rank
+    from dlrm_scale.train.launch import default_local_ranks, launch
+    from dlrm_scale.train.summary import metric_rows, text_table
+
     request = EvaluationRequest(config=config, run=run, data=data or config.data.path, split=split, step=step)
     local_ranks = nproc if nproc is not None else default_local_ranks(config.train.device)
     result = launch(evaluate_rank, request, local_ranks, config.run.shutdown_seconds)

@@ -35,10 +35,7 @@ def train(
 
     from dlrm_scale.errors import ConfigError
     from dlrm_scale.install import check_install
-    from dlrm_scale.train.launch import default_local_ranks, launch
     from dlrm_scale.train.run_folder import resolve_run
-    from dlrm_scale.train.summary import summary_table
-    from dlrm_scale.train.trainer import train_rank
 
     if resume not in (None, "auto"):
         raise ConfigError(f"--resume {resume} is not allowed (allowed: auto)")
@@ -46,6 +43,11 @@ def train(
     request = resolve_run(config, overrides or [], resume=resume == "auto", init_from=init_from)
     if resume and not request.resume:
         typer.echo(f"no run in {request.config.run.path} yet: starting one", err=True)
+    # torchrec takes seconds to import: mistakes are found before it
+    from dlrm_scale.train.launch import default_local_ranks, launch
+    from dlrm_scale.train.summary import summary_table
+    from dlrm_scale.train.trainer import train_rank
+
     local_ranks = nproc if nproc is not None else default_local_ranks(request.config.train.device)
     result = launch(train_rank, request, local_ranks, request.config.run.shutdown_seconds)
     if os.environ.get("RANK", "0") != "0":
