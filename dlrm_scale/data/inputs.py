@@ -74,6 +74,8 @@ def find_inputs(paths: Sequence[Path]) -> Inputs:
     if not found:
         raise DataError("no input files", remedy="name the raw files or a folder of day_N files")
     for path in found:
+        if path.exists() and not path.is_file():
+            raise DataError(f"{path} is no regular file, and files are read more than once", remedy="save it as a file")
         if not path.is_file():
             raise DataError(f"{path}: no such file", remedy="check the path")
     _refuse_twice([(str(path.resolve()), path) for path in found], "the same file")

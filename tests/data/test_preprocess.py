@@ -364,8 +364,10 @@ def test_odd_inputs_and_contradicting_options_are_refused(tmp_path: Path) -> Non
     out = tmp_path / "out"
     (tmp_path / "day_0.tsv.gz").write_bytes(gzip.compress(file.read_bytes()))
     (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     for error, message, paths, options in (
         (DataError, "no such file", tmp_path / "absent", {}),
+        (DataError, "is no regular file", tmp_path / "pipe", {}),
         (DataError, "are the same day", [file, tmp_path / "day_0.tsv.gz"], {}),
         (DataError, "are the same file", [file, file], {}),
         (DataError, "holds no files named day_0", tmp_path / "folder", {}),
