@@ -106,5 +106,3 @@ class LocalShard:
     weight: torch.Tensor
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     replicated: bool = False
-
-

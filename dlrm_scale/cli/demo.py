@@ -119,9 +119,7 @@ def _equal_results(runs: Path) -> bool:
     losses = {r["step"]: r["loss"] for r in _records(runs / "straight", "train")}
     resumed = [r for r in _records(runs / "killed", "train") if r["step"] > killed["start_step"]]
     # the first window after a resume is shorter than the uninterrupted run's
-    return straight["validation"] == killed["validation"] and all(
-        r["loss"] == losses[r["step"]] for r in resumed[-3:]
-    )
+    return straight["validation"] == killed["validation"] and all(r["loss"] == losses[r["step"]] for r in resumed[-3:])
 
 
 def _table(raw: Path, runs: Path, killed_at: int, seconds: float) -> str:

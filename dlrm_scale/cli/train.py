@@ -11,7 +11,9 @@ __all__ = ["train"]
 
 
 def train(
-    config: Annotated[str | None, typer.Argument(help="A recipe's name or a TOML file; optional with --resume.")] = None,
+    config: Annotated[
+        str | None, typer.Argument(help="A recipe's name or a TOML file; optional with --resume.")
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting; repeatable.")
     ] = None,
@@ -57,4 +59,3 @@ def train(
         sys.stdout.write("\n")
     else:
         typer.echo(summary_table(result, request.config.run.path))
-

@@ -68,6 +68,4 @@ class StepAgreement:
         if work is not None:
             work.wait()
         stop, bad = flags.tolist()
-        return Verdict(
-            stop=bool(stop), nonfinite_rank=bad - 1 if bad else None, nonfinite_step=step if bad else None
-        )
+        return Verdict(stop=bool(stop), nonfinite_rank=bad - 1 if bad else None, nonfinite_step=step if bad else None)

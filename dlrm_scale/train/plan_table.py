@@ -29,9 +29,13 @@ def describe_plan(rows: Sequence[Mapping[str, object]], owners: Mapping[str, str
         for row in rows
     ]
     widths = [max(len(line[i]) for line in [header, *lines]) for i in range(len(header))]
-    text = "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in [header, *lines])
+    text = "\n".join(
+        "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in [header, *lines]
+    )
     counts = Counter(owners.values())
-    return text + "\noptimizers: " + ", ".join(f"{name} owns {count} parameters" for name, count in sorted(counts.items()))
+    return (
+        text + "\noptimizers: " + ", ".join(f"{name} owns {count} parameters" for name, count in sorted(counts.items()))
+    )
 
 
 def _compact(ranks: object) -> str:

@@ -16,7 +16,9 @@ __all__ = ["capture_random_state", "restore_random_state"]
 def capture_random_state() -> dict[str, torch.Tensor]:
     """State of torch (CPU and this process's CUDA device), numpy and Python, by name."""
     version, words, gauss = random.getstate()
-    _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    assert name == "MT19937"
+    assert isinstance(keys, np.ndarray)
     state = {
         "torch": torch.get_rng_state(),
         "python": torch.tensor([version, *words], dtype=torch.int64),

@@ -80,7 +80,7 @@ class RunReport:
         self._log.flush()
         for name, value in values.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
-                self._board.add_scalar(f"{event}/{name}", value, step)  # type: ignore[no-untyped-call]
+                self._board.add_scalar(f"{event}/{name}", value, step)
 
     def show_step(self, step: int, values: Mapping[str, object]) -> None:
         """Show a train record in the bar, or as a line where there is no terminal."""

@@ -87,7 +87,9 @@ def _choose(root: Path, step: int | None) -> Chain | None:
     return open_chain(root, names[step])
 
 
-def restore_run(chain: Chain, config: Config, sharded: ShardedModel, ranks: Ranks, *, weights_only: bool) -> RestoredRun:
+def restore_run(
+    chain: Chain, config: Config, sharded: ShardedModel, ranks: Ranks, *, weights_only: bool
+) -> RestoredRun:
     """Read a chain into the live shards, dense parameters and optimizers.
 
     Args:

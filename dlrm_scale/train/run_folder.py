@@ -1,13 +1,13 @@
 """A run's folder: what is in it, who may create it, and which settings a resumed run may change.
 
-    runs/a/
-      config.toml       the resolved config
-      run.json          what the run was made from
-      plan.json         the sharding plan of the last start
-      log.jsonl         one JSON object a log step, appended
-      tensorboard/      curves
-      checkpoints/      see `checkpoint`
-      result.json       the last summary
+runs/a/
+  config.toml       the resolved config
+  run.json          what the run was made from
+  plan.json         the sharding plan of the last start
+  log.jsonl         one JSON object a log step, appended
+  tensorboard/      curves
+  checkpoints/      see `checkpoint`
+  result.json       the last summary
 """
 
 import json
@@ -85,7 +85,11 @@ class RunFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            record = {"source": source, "version": __version__, "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+            record = {
+                "source": source,
+                "version": __version__,
+                "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            }
             with (self.path / "run.json").open("x") as f:
                 json.dump(record, f, indent=1)
         except FileExistsError:

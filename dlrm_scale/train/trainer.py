@@ -216,9 +216,7 @@ def _restore(request: RunRequest, model: ModelOnRanks, ranks: Ranks, notes: list
         model.fill_initial_rows(request.config.model.seed)
         return None
     started = time.perf_counter()
-    restored = restore_run(
-        chain, request.config, model.sharded, ranks, weights_only=bool(request.init_from)
-    )
+    restored = restore_run(chain, request.config, model.sharded, ranks, weights_only=bool(request.init_from))
     notes.extend(restored.notes)
     what = f"weights and optimizer state of {request.init_from}" if request.init_from else "the run"
     notes.append(f"restored {what} at step {restored.step} in {time.perf_counter() - started:.1f} s")

@@ -77,7 +77,9 @@ def test_a_run_killed_in_the_middle_resumes_bit_for_bit(dataset: Path, tmp_path:
     _wait_until(lambda: _steps(killed, "checkpoint") >= 12, process)
     os.killpg(process.pid, signal.SIGKILL)
     assert _finish(process)[0] == -signal.SIGKILL
-    code, out, err = _finish(_start("train", "--resume", "auto", "--set", f"run.path={killed}", "--nproc", "2", "--json"))
+    code, out, err = _finish(
+        _start("train", "--resume", "auto", "--set", f"run.path={killed}", "--nproc", "2", "--json")
+    )
     assert code == 0, err
     result = json.loads(out)
     assert 12 <= result["start_step"] < 120

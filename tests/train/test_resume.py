@@ -81,7 +81,13 @@ def test_rows_and_state_survive_other_ranks_and_plans_exactly(dataset: Path, tmp
     run_training(2, run, dataset, [*_sharding("row_wise"), "train.max_steps=7"])
     expected = read_tables(run)
     assert any(np.any(value > 0) for name, value in expected.items() if name.endswith("momentum1"))
-    for ranks, kind in [(1, "table_wise"), (4, "row_wise"), (2, "data_parallel"), (3, "table_row_wise"), (2, "row_wise")]:
+    for ranks, kind in [
+        (1, "table_wise"),
+        (4, "row_wise"),
+        (2, "data_parallel"),
+        (3, "table_row_wise"),
+        (2, "row_wise"),
+    ]:
         # a new baseline from the restored state, and no step
         settings = [f"sharding.kind={kind}", "train.max_steps=7", "checkpoint.baseline_ratio=0.000001"]
         observed = run_training(ranks, run, dataset, settings, resume=True)
