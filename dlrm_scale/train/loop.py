@@ -77,6 +77,7 @@ class TrainingLoop:
     Attributes:
         start_step: completed steps before this start.
         cursor: data position of the last applied step, or None before the first.
+        record: JSON-ready values that every checkpoint of the run carries.
         validate: evaluates on the given number of rows (0: all) without disturbing training.
         report: on rank 0.
     """
@@ -93,6 +94,7 @@ class TrainingLoop:
     report: RunReport | None
     start_step: int
     cursor: Mapping[str, object] | None
+    record: Mapping[str, object]
 
     def run(self) -> LoopEnd:
         """Train until the epochs or `train.max_steps` are over, or a rank is asked to stop.
@@ -218,6 +220,7 @@ class TrainingLoop:
                 dense=self.sharded.dense_state(),
                 rank_state=capture_random_state(),
                 extra={
+                    **self.record,
                     "table_iterations": self.sharded.table_iterations(),
                     "schedule_step": self.step,
                     "rows": self._rows,

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from dlrm_scale.checkpoint import Chain, find_chain, list_checkpoints, open_chain, restore
 from dlrm_scale.config import Config
+from dlrm_scale.data.dataset import Dataset
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.sharding.shard import ShardedModel
+from dlrm_scale.train.feature_mapping import check_feature_mapping
 from dlrm_scale.train.random_state import restore_random_state
 
 __all__ = ["RestoredRun", "agree_on_chain", "restore_run"]
@@ -88,7 +90,7 @@ def _choose(root: Path, step: int | None) -> Chain | None:
 
 
 def restore_run(
-    chain: Chain, config: Config, sharded: ShardedModel, ranks: Ranks, *, weights_only: bool
+    chain: Chain, config: Config, sharded: ShardedModel, dataset: Dataset, ranks: Ranks, *, weights_only: bool
 ) -> RestoredRun:
     """Read a chain into the live shards, dense parameters and optimizers.
 
@@ -96,12 +98,15 @@ def restore_run(
         chain: from `agree_on_chain`.
         config: of this run.
         sharded: this rank's part; written in place.
+        dataset: what the model will be used on.
         ranks: the process group.
         weights_only: take weights and optimizer state but neither position nor random state (`--init-from`).
 
     Raises:
         CheckpointError: tables or dense parameters that don't match, each named.
+        DatasetError: the dataset maps raw values to features in another way.
     """
+    check_feature_mapping(chain.tip.extra["feature_mapping"], dataset)
     restored = restore(
         chain,
         layout=sharded.layout,

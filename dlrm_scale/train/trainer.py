@@ -19,6 +19,7 @@ from dlrm_scale.sharding.plan_file import save_plan
 from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
 from dlrm_scale.touched_rows import TouchedRows
 from dlrm_scale.train.evaluate import evaluate_batches
+from dlrm_scale.train.feature_mapping import feature_mapping
 from dlrm_scale.train.loop import LoopEnd, TrainingLoop
 from dlrm_scale.train.metrics import ClickMetrics
 from dlrm_scale.train.plan_table import describe_plan
@@ -99,7 +100,7 @@ def _train(request: RunRequest, stop: StopRequest, ranks: Ranks) -> RunResult:
     _claim_folder(request, ranks)
     notes = [f"changed by --set: {path} from {before} to {after}" for path, before, after in request.changes]
 
-    restored = _restore(request, model, ranks, notes)
+    restored = _restore(request, model, dataset, ranks, notes)
     resumed = restored if request.resume else None
     start_step = resumed.step if resumed else 0
     cursor = resumed.cursor if resumed else None
@@ -156,6 +157,7 @@ def _train(request: RunRequest, stop: StopRequest, ranks: Ranks) -> RunResult:
         report=report,
         start_step=start_step,
         cursor=cursor,
+        record={"feature_mapping": feature_mapping(dataset)},
     )
     try:
         if report is None:
@@ -203,7 +205,9 @@ def _claim_folder(request: RunRequest, ranks: Ranks) -> None:
         raise failure
 
 
-def _restore(request: RunRequest, model: ModelOnRanks, ranks: Ranks, notes: list[str]) -> RestoredRun | None:
+def _restore(
+    request: RunRequest, model: ModelOnRanks, dataset: Dataset, ranks: Ranks, notes: list[str]
+) -> RestoredRun | None:
     root = request.folder.checkpoints
     if request.init_from:
         root = RunFolder(path=Path(request.init_from)).checkpoints
@@ -216,7 +220,7 @@ def _restore(request: RunRequest, model: ModelOnRanks, ranks: Ranks, notes: list
         model.fill_initial_rows(request.config.model.seed)
         return None
     started = time.perf_counter()
-    restored = restore_run(chain, request.config, model.sharded, ranks, weights_only=bool(request.init_from))
+    restored = restore_run(chain, request.config, model.sharded, dataset, ranks, weights_only=bool(request.init_from))
     notes.extend(restored.notes)
     what = f"weights and optimizer state of {request.init_from}" if request.init_from else "the run"
     notes.append(f"restored {what} at step {restored.step} in {time.perf_counter() - started:.1f} s")

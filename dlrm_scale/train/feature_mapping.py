@@ -1,0 +1,38 @@
+"""Whether a dataset maps raw values to features as the model learnt them.
+
+Tables of equal sizes don't mean equal ids: another vocabulary sends the same raw id to another row.
+"""
+
+from collections.abc import Mapping
+
+from dlrm_scale.data.dataset import Dataset
+from dlrm_scale.errors import DatasetError
+
+__all__ = ["check_feature_mapping", "feature_mapping"]
+
+
+def feature_mapping(dataset: Dataset) -> dict[str, object]:
+    """What must agree, JSON-ready: the rule of the dense features and the fingerprint of the vocabularies."""
+    categories = dataset.manifest.transforms.get("categories")
+    fingerprint = categories.get("mapping_fingerprint") if isinstance(categories, Mapping) else None
+    return {"categories": fingerprint, "dense": dataset.manifest.transforms.get("dense")}
+
+
+def check_feature_mapping(trained: object, dataset: Dataset) -> None:
+    """Compare a checkpoint's record with a dataset.
+
+    Args:
+        trained: `feature_mapping` of the dataset that the model was trained on.
+        dataset: what it is to be used on.
+
+    Raises:
+        DatasetError: naming what differs.
+    """
+    assert isinstance(trained, Mapping)
+    names = {"categories": "category vocabularies", "dense": "transform of the integer columns"}
+    differs = [names[key] for key, value in feature_mapping(dataset).items() if value != trained[key]]
+    if differs:
+        raise DatasetError(
+            f"{dataset.path}: its {' and '.join(differs)} differ from those that the model was trained with",
+            remedy="preprocess these rows with --vocabulary-from THE_TRAINING_DATASET",
+        )
