@@ -1,0 +1,55 @@
+"""Every word of the command line, in one table: a change here is a change of the interface."""
+
+import click
+from typer.main import get_command
+
+from dlrm_scale.cli.app import app
+
+FLAGS = {
+    "": "--version --install-completion --show-completion",
+    "doctor": "--json",
+    "synth": "OUT --rows --days --seed --preset --scale --gzip --force --json",
+    "preprocess": (
+        "INPUTS --out --vocabulary --threshold --max-rows-per-table --vocabulary-from --validation --pad-short-rows "
+        "--max-bad-rows --jobs --force --json"
+    ),
+    "train": "CONFIG --set --nproc --resume --init-from --json",
+    "evaluate": "RUN --data --split --step --nproc --set --json",
+    "demo": "--out --rows --days --seed --nproc",
+    "checkpoint": "",
+    "checkpoint ls": "RUN --json",
+    "checkpoint show": "RUN SEQ --json",
+    "checkpoint verify": "RUN --level --json",
+    "dataset": "",
+    "dataset show": "DATASET --json",
+    "dataset verify": "DATASET --json",
+}
+
+
+def _commands(command: click.Command, words: str = "") -> dict[str, str]:
+    found = {words: " ".join(name for parameter in command.params for name in _names(parameter))}
+    for name, sub in getattr(command, "commands", {}).items():
+        found |= _commands(sub, f"{words} {name}".strip())
+    return found
+
+
+def _names(parameter: click.Parameter) -> list[str]:
+    """An argument by its name in capitals, an option by its spellings."""
+    if parameter.param_type_name == "argument":
+        return [str(parameter.name).upper()]
+    return [*parameter.opts, *parameter.secondary_opts]
+
+
+def test_the_table_lists_every_flag() -> None:
+    assert _commands(get_command(app)) == FLAGS
+
+
+def test_every_flag_has_a_help_text() -> None:
+    silent = []
+    for words in FLAGS:
+        command: click.Command = get_command(app)
+        for word in words.split():
+            command = command.commands[word]  # type: ignore[attr-defined]
+        silent += [f"{words} {p.name}" for p in command.params if not getattr(p, "help", None)]
+        assert command.help, f"{words} has no help text"
+    assert silent == []
