@@ -157,17 +157,25 @@ class BlockReader:
         self._fill(buffer, 0, self._record.xxh3_128)
         return buffer.view(_DTYPES[self._record.dtype]).reshape(self._record.shape)
 
-    def read_block(self, index: int) -> torch.Tensor:
-        """Read block `index`, rows `[index * block_rows, ...)`, into memory that the next call reuses.
+    def read_block(self, index: int, into: torch.Tensor | None = None) -> torch.Tensor:
+        """Read block `index`, rows `[index * block_rows, ...)`.
+
+        Args:
+            index: which block.
+            into: a contiguous CPU tensor of the block's shape and type; without it the block lies in memory that the
+                next call reuses.
 
         Raises:
             CheckpointError: the bytes aren't those that were written.
         """
         start = index * self._block_rows
         rows = min(self._block_rows, self._rows - start)
-        if not self._buffer.numel():
-            self._buffer = torch.empty(rows * self._row_bytes, dtype=torch.uint8)
-        buffer = self._buffer[: rows * self._row_bytes]
+        if into is not None:
+            buffer = into.reshape(-1).view(torch.uint8)
+        else:
+            if not self._buffer.numel():
+                self._buffer = torch.empty(rows * self._row_bytes, dtype=torch.uint8)
+            buffer = self._buffer[: rows * self._row_bytes]
         expected = self._record.blocks[index] if self._record.blocks else self._record.xxh3_128
         self._fill(buffer, start * self._row_bytes, expected)
         return buffer.view(_DTYPES[self._record.dtype]).reshape(rows, *self._record.shape[1:])

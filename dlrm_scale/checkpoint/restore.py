@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dlrm_scale.checkpoint.chain import Chain
-from dlrm_scale.checkpoint.format import BlockReader
+from dlrm_scale.checkpoint.format import DTYPE_NAMES, BlockReader
 from dlrm_scale.checkpoint.manifest import EntryRecord, FileRecord, Manifest, TableRecord
 from dlrm_scale.checkpoint.schema_match import check_row_state, check_schema
 from dlrm_scale.checkpoint.snapshot import check_regions
@@ -139,6 +139,18 @@ class _Target:
             live = self.collected[key]
         place.copy(block, live)
 
+    def direct(self, name: str, entry: EntryRecord, place: "_Place", rows: int) -> torch.Tensor | None:
+        """The live rows that a block may be read into without a copy: the same columns, in one piece, on CPU."""
+        region, record = self.shard.region, entry.tensors[name]
+        same_columns = (region.column_start, region.column_end) == (entry.column_start, entry.column_end)
+        collected = self.resplit and len(record.shape) == 1
+        if not same_columns or collected or place.ids_local is not None or place.block_end - place.block_start != rows:
+            return None
+        live = (self.shard.weight if name == "weight" else self.shard.state[name]).detach()
+        part = live[place.shard_start : place.shard_start + rows]
+        fits = part.is_contiguous() and part.shape[1:] == record.shape[1:] and DTYPE_NAMES[part.dtype] == record.dtype
+        return part if fits and part.device.type == "cpu" else None
+
     def finish(self) -> None:
         region = self.shard.region
         for name, state in self.shard.state.items():
@@ -222,6 +234,11 @@ class _Restorer:
             for name, reader in readers.items():
                 if name == "ids":
                     continue
+                if len(places) == 1:
+                    live = places[0][0].direct(name, entry, places[0][1], rows)
+                    if live is not None:
+                        self.read_bytes += reader.read_block(index, into=live).nbytes
+                        continue
                 block = reader.read_block(index)
                 self.read_bytes += block.nbytes
                 for target, place in places:

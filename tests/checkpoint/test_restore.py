@@ -7,7 +7,8 @@ import torch
 
 from dlrm_scale.checkpoint import find_chain, restore
 from dlrm_scale.errors import CheckpointError
-from dlrm_scale.layout import ShardLayout
+from dlrm_scale.layout import ShardLayout, ShardRegion, TableLayout
+from dlrm_scale.schema import TableSpec
 from tests.checkpoint.simulated_run import (
     SHARDING_TYPES,
     TABLES,
@@ -143,12 +144,18 @@ def test_split_row_state_becomes_the_mean_by_common_columns_only_when_allowed(tm
     for rank in (0, 1):
         run.shards[rank][0].state["momentum1"].fill_(1.0 + 2 * rank)
     run.save(1)
+    for shards, touched in zip(run.shards, run.touched, strict=True):
+        shards[0].state["momentum1"][5] += 4.0
+        touched.mark(0, torch.tensor([5]))
+    assert run.save(2).kind == "delta"
+    expected = torch.full((97,), 2.0)
+    expected[5] = 6.0
     target = make_layout("row_wise", 2, tables)
     loaded = load(tmp_path / "ck", target, truth, allow_split_row_state=True)
     assert torch.equal(loaded.weight["C1"], truth.weight["C1"])
-    assert torch.equal(loaded.state["C1"]["momentum1"], torch.full((97,), 2.0))
+    assert torch.equal(loaded.state["C1"]["momentum1"], expected)
     resumed = Run(tmp_path / "ck", target, truth, resumed_from=find_chain(tmp_path / "ck"))
-    assert resumed.save(2).kind == "baseline"
+    assert resumed.save(3).kind == "baseline"
 
 
 def test_dense_tensors_cursor_and_extra_come_back_on_any_rank_count_and_rank_state_on_the_same(tmp_path: Path) -> None:
@@ -208,3 +215,20 @@ def test_a_rank_reads_only_what_it_needs_of_a_row_wise_baseline(
     )
     weights = sum(4 * spec.rows * spec.dim for spec in TABLES)
     assert sum(read) < 1.2 * weights
+
+
+def test_uneven_column_cuts_of_the_same_width_are_not_mixed_up(tmp_path: Path) -> None:
+    spec = TableSpec(name="C1", rows=7, dim=24)
+
+    def cut(at: int) -> ShardLayout:
+        regions = tuple(
+            ShardRegion(table="C1", row_start=0, row_end=7, column_start=start, column_end=end, rank=rank)
+            for rank, (start, end) in enumerate([(0, at), (at, 24)])
+        )
+        return ShardLayout(ranks=2, tables=(TableLayout(spec=spec, sharding_type="column_wise", regions=regions),))
+
+    run = Run(tmp_path / "ck", cut(8), make_truth([spec], ["element"]), optimizer="adam")
+    run.save(1)
+    run.change("C1", [3], 1.0)
+    run.save(2)
+    assert load(tmp_path / "ck", cut(16), run.truth, optimizer="adam").equals(run.truth)
