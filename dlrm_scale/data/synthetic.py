@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -117,14 +118,7 @@ def row_source(parameters: SyntheticParameters) -> RowSource:
     parameters = parameters.resolved()
     assert parameters.scale is not None
     preset = scaled(PRESETS[parameters.preset], parameters.scale)
-    model = planted_model(preset, 0.0)
-    logits = RowSource(preset=preset, model=model, seed=_CALIBRATION_SEED).draw(0, _CALIBRATION_ROWS, 0).logits
-    low, high = -30.0, 30.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _mean_probability(logits + middle) < preset.click_rate else (low, middle)
-    # Rounded, so that the last bits of another machine's exp don't reach the file.
-    model = replace(model, intercept=round((low + high) / 2, 6))
+    model = planted_model(preset, _intercept(parameters.preset, parameters.scale))
     training_rows = sum(day_rows(parameters.rows, parameters.days, parameters.seed)[:-1]) or parameters.rows
     return RowSource(
         preset=preset, model=model, seed=parameters.seed, frequent_share=_FREQUENT_TRAINING_ROWS / training_rows
@@ -237,6 +231,20 @@ def _truth(scores: TruthScores, frequent: TruthScores) -> dict[str, Any]:
         "attainable": scores.summary(),
         "attainable_from_frequent_ids": frequent.summary(),
     }
+
+
+@cache
+def _intercept(preset_name: str, scale: float) -> float:
+    """Find the intercept that gives the published click rate on rows of a seed that users can't choose."""
+    preset = scaled(PRESETS[preset_name], scale)
+    source = RowSource(preset=preset, model=planted_model(preset, 0.0), seed=_CALIBRATION_SEED)
+    logits = source.draw(0, _CALIBRATION_ROWS, 0).logits
+    low, high = -30.0, 30.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _mean_probability(logits + middle) < preset.click_rate else (low, middle)
+    # Rounded, so that the last bits of another machine's exp don't reach the file.
+    return round((low + high) / 2, 6)
 
 
 def _mean_probability(logits: np.ndarray[Any, np.dtype[np.float64]]) -> float:

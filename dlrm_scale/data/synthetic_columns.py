@@ -65,6 +65,7 @@ class Preset:
         categories: C1..C26.
         missing_groups: columns that are empty in the same rows (I1..I13 are 0..12, C1..C26 are 13..38) and how often.
         pairs: category columns (0..25) of few ids whose pairs have an effect of their own in the planted model.
+        signal: variance of the planted logit; sets the attainable AUC, which is higher where clicks are rarer.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Preset:
     categories: tuple[CategoryLaw, ...]
     missing_groups: tuple[tuple[tuple[int, ...], float], ...]
     pairs: tuple[tuple[int, int], ...]
+    signal: float
 
 
 def scaled(preset: Preset, scale: float) -> Preset:
@@ -249,6 +251,7 @@ PRESETS: dict[str, Preset] = {
             }
         ),
         pairs=_pairs("C6 C17  C14 C23  C17 C20  C1 C23  C5 C14  C6 C8"),
+        signal=1.85,
     ),
     "terabyte": Preset(
         name="terabyte",
@@ -271,5 +274,6 @@ PRESETS: dict[str, Preset] = {
             }
         ),
         pairs=_pairs("C13 C26  C9 C19  C4 C13  C19 C25  C26 C9  C18 C25"),
+        signal=1.6,
     ),
 }
