@@ -179,6 +179,21 @@ def test_tiny_datasets_are_used_whole_on_every_number_of_ranks(
     assert sorted(np.concatenate([_rows_global(step) for step in steps])) == list(range(rows))
 
 
+@pytest.mark.parametrize("part_rows", [[1_000, 137], [300, 20, 7], [0, 1], [137, 0, 0]])
+def test_ranks_take_the_same_steps_through_uneven_and_empty_files(tmp_path: Path, part_rows: list[int]) -> None:
+    """Case B06: unequal numbers of batches leave a rank waiting in a collective for ever."""
+    rows = sum(part_rows)
+    split = {"train": [(0, rows - 1 or 1)], "validation": [(rows - 1, rows)] if rows > 1 else []}
+    dataset = make_dataset(tmp_path, part_rows, split=split)
+    steps = _train(dataset, DataConfig(batch_size=64), ranks=2, epochs=2)  # Checks that all loaders end together.
+    for step in steps:
+        _check_step(step)
+    expected = np.repeat(np.arange(rows - 1 or 1), 2)
+    assert np.array_equal(np.sort(np.concatenate([_rows_global(step) for step in steps])), expected)
+    validation = _evaluate(dataset, 2, split="validation", batch_size=64)
+    assert [_rows_global(step).tolist() for step in validation] == ([[rows - 1]] if rows > 1 else [])
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_resuming_after_any_step_equals_the_uninterrupted_run_bit_for_bit(dataset: Dataset, ranks: int) -> None:
     config = DataConfig(batch_size=4_096, window_rows=2_000, seed=1)
