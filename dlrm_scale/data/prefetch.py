@@ -60,12 +60,11 @@ class Prefetcher(Generic[T]):
             BaseException: whatever the source raised.
             TrainingError: the thread died without a word.
         """
-        if not self._started:
-            self._started = True
-            if not self._shared.stopping:
-                self._thread.start()
         shared = self._shared
         with shared.changed:
+            if not self._started and not shared.stopping:
+                self._started = True
+                self._thread.start()
             if not shared.items and not shared.ended and not shared.stopping:
                 start = self._now()
                 try:

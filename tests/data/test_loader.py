@@ -19,10 +19,8 @@ from dlrm_scale.config import DataConfig
 from dlrm_scale.data.dataset import Dataset
 from dlrm_scale.data.loader import EvalLoader, TrainLoader
 from dlrm_scale.errors import CheckpointError, ConfigError, DatasetError
-from tests.support.datasets import make_dataset, row_numbers
-
-Step = list[Batch]
-"""The batches of all ranks in one step."""
+from tests.support.datasets import make_dataset
+from tests.support.loader_steps import Step, check_step, evaluate, rows_global, rows_of
 
 
 def _train(
@@ -42,36 +40,6 @@ def _train(
     for loader in loaders:
         loader.close()
     return found
-
-
-def _evaluate(dataset: Dataset, ranks: int, **arguments: object) -> list[Step]:
-    loaders = [EvalLoader(dataset, rank=rank, ranks=ranks, **arguments) for rank in range(ranks)]  # type: ignore[arg-type]
-    return [list(step) for step in zip(*loaders, strict=True)]
-
-
-def _rows(batch: Batch) -> np.ndarray:
-    return row_numbers(batch.dense_features[: batch.rows_local])
-
-
-def _rows_global(step: Step) -> np.ndarray:
-    return np.concatenate([_rows(batch) for batch in step])
-
-
-def _check_step(step: Step) -> None:
-    """Every rank has as many rows, padding is last and empty, and the numbers of rows agree."""
-    rows = len(step[0].labels)
-    assert rows == max(batch.rows_local for batch in step)
-    for batch in step:
-        n = batch.rows_local
-        assert batch.dense_features.shape == (rows, 13)
-        assert batch.labels.shape == batch.weights.shape == (rows,)
-        assert batch.rows_global == sum(b.rows_local for b in step)
-        assert batch.loss_scale == torch.tensor(len(step) / batch.rows_global)
-        assert batch.weights.tolist() == [1.0] * n + [0.0] * (rows - n)
-        assert batch.sparse_features.lengths().view(26, rows).sum(1).tolist() == [n] * 26
-        assert batch.sparse_features.values().dtype == torch.int64
-        assert not batch.dense_features[n:].any()
-        assert not batch.labels[n:].any()
 
 
 def _equal(a: Batch, b: Batch) -> bool:
@@ -106,12 +74,12 @@ def test_every_row_is_used_once_an_epoch_with_its_own_features(
     config = DataConfig(batch_size=batch_size, window_rows=window_rows, seed=5)
     steps = _train(dataset, config, ranks, epochs=2)
     for step in steps:
-        _check_step(step)
+        check_step(step)
     half = len(steps) // 2
     for epoch in (steps[:half], steps[half:]):
-        assert np.array_equal(np.sort(np.concatenate([_rows_global(step) for step in epoch])), TRAINING_ROWS)
-    first = np.concatenate([_rows_global(step) for step in steps[:half]])
-    second = np.concatenate([_rows_global(step) for step in steps[half:]])
+        assert np.array_equal(np.sort(np.concatenate([rows_global(step) for step in epoch])), TRAINING_ROWS)
+    first = np.concatenate([rows_global(step) for step in steps[:half]])
+    second = np.concatenate([rows_global(step) for step in steps[half:]])
     assert (first == second).mean() < 0.01
     # A slow reference: every row as it stands in the files.
     files = [dataset.read(p, b) for p, part in enumerate(dataset.manifest.parts) for b in range(-(-part.rows // 8192))]
@@ -120,7 +88,7 @@ def test_every_row_is_used_once_an_epoch_with_its_own_features(
     ids = np.concatenate([rows[2] for rows in files], axis=1)
     for step in (steps[0], steps[half - 1], steps[half]):
         for batch in step:
-            rows, n = _rows(batch), batch.rows_local
+            rows, n = rows_of(batch), batch.rows_local
             assert np.array_equal(batch.labels[:n], labels[rows])
             assert np.array_equal(batch.dense_features[:n], dense[:, rows].T)
             assert np.array_equal(batch.sparse_features.values().view(26, n), ids[:, rows])
@@ -131,7 +99,7 @@ def test_global_batches_do_not_depend_on_the_number_of_ranks(dataset: Dataset, r
     config = DataConfig(batch_size=1_000, window_rows=5_000)
     one, many = _train(dataset, config, 1, epochs=2), _train(dataset, config, ranks, epochs=2)
     for a, b in zip(one, many, strict=True):
-        assert np.array_equal(_rows_global(a), _rows_global(b))
+        assert np.array_equal(rows_global(a), rows_global(b))
         assert a[0].cursor == b[0].cursor
 
 
@@ -158,12 +126,12 @@ def test_any_small_dataset_is_covered_once_and_can_be_resumed_anywhere(
     ranks = min(ranks, streams)
     steps = _train(dataset, config, ranks, epochs=2)
     for step in steps:
-        _check_step(step)
-    rows = [_rows_global(step) for step in steps]
+        check_step(step)
+    rows = [rows_global(step) for step in steps]
     assert np.array_equal(np.sort(np.concatenate(rows)), np.repeat(np.arange(sum(part_rows)), 2))
     at = resume_at % len(steps)
     resumed = _train(dataset, config, 1, epochs=2, cursor=steps[at][0].cursor)
-    assert all(np.array_equal(a, _rows_global(b)) for a, b in zip(rows[at + 1 :], resumed, strict=True))
+    assert all(np.array_equal(a, rows_global(b)) for a, b in zip(rows[at + 1 :], resumed, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -175,8 +143,8 @@ def test_tiny_datasets_are_used_whole_on_every_number_of_ranks(
     steps = _train(make_dataset(tmp_path, rows), DataConfig(batch_size=batch_size), ranks)
     assert len(steps) == -(-rows // batch_size)
     for step in steps:
-        _check_step(step)
-    assert sorted(np.concatenate([_rows_global(step) for step in steps])) == list(range(rows))
+        check_step(step)
+    assert sorted(np.concatenate([rows_global(step) for step in steps])) == list(range(rows))
 
 
 @pytest.mark.parametrize("part_rows", [[1_000, 137], [300, 20, 7], [0, 1], [137, 0, 0]])
@@ -187,11 +155,11 @@ def test_ranks_take_the_same_steps_through_uneven_and_empty_files(tmp_path: Path
     dataset = make_dataset(tmp_path, part_rows, split=split)
     steps = _train(dataset, DataConfig(batch_size=64), ranks=2, epochs=2)  # Checks that all loaders end together.
     for step in steps:
-        _check_step(step)
+        check_step(step)
     expected = np.repeat(np.arange(rows - 1 or 1), 2)
-    assert np.array_equal(np.sort(np.concatenate([_rows_global(step) for step in steps])), expected)
-    validation = _evaluate(dataset, 2, split="validation", batch_size=64)
-    assert [_rows_global(step).tolist() for step in validation] == ([[rows - 1]] if rows > 1 else [])
+    assert np.array_equal(np.sort(np.concatenate([rows_global(step) for step in steps])), expected)
+    validation = evaluate(dataset, 2, split="validation", batch_size=64)
+    assert [rows_global(step).tolist() for step in validation] == ([[rows - 1]] if rows > 1 else [])
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -208,13 +176,13 @@ def test_resuming_after_any_step_equals_the_uninterrupted_run_bit_for_bit(datase
 
 def test_resuming_twice_and_on_other_ranks_gives_the_same_global_batches(dataset: Dataset) -> None:
     config = DataConfig(batch_size=2_048)
-    straight = [_rows_global(step) for step in _train(dataset, config, 1, epochs=2)]
+    straight = [rows_global(step) for step in _train(dataset, config, 1, epochs=2)]
     found: list[np.ndarray] = []
     cursor = None
     for ranks, steps in ((2, 5), (1, 9), (4, 7), (3, None)):
         part = _train(dataset, config, ranks, epochs=2, cursor=cursor, steps=steps)
         cursor = part[-1][0].cursor
-        found += [_rows_global(step) for step in part]
+        found += [rows_global(step) for step in part]
     assert all(np.array_equal(a, b) for a, b in zip(straight, found, strict=True))
 
 
@@ -238,13 +206,13 @@ def test_the_position_of_a_loader_is_known(dataset: Dataset) -> None:
     cursor = _train(dataset, config, epochs=2, steps=9)[-1][0].cursor
     loader = TrainLoader(dataset, config, rank=0, ranks=1, epochs=3, cursor=cursor)
     assert (loader.rows, loader.steps_per_epoch, loader.total_steps, loader.start_step) == (27_996, 7, 21, 9)
-    assert np.array_equal(loader.row_numbers(1, 2), _rows(next(loader)))
+    assert np.array_equal(loader.row_numbers(1, 2), rows_of(next(loader)))
     loader.close()
 
 
 def test_a_loader_that_is_iterated_again_goes_on(dataset: Dataset) -> None:
     loader = TrainLoader(dataset, DataConfig(batch_size=8_192), rank=0, ranks=1, epochs=1)
-    rows = [_rows(batch) for batch, _ in zip(loader, range(2), strict=False)] + [_rows(batch) for batch in loader]
+    rows = [rows_of(batch) for batch, _ in zip(loader, range(2), strict=False)] + [rows_of(batch) for batch in loader]
     # zip takes one batch more than it hands on.
     assert len(np.unique(np.concatenate(rows))) == len(np.concatenate(rows))
     assert len(list(loader)) == 0
@@ -324,56 +292,16 @@ def test_a_dataset_without_training_rows_is_refused(tmp_path: Path) -> None:
         TrainLoader(dataset, DataConfig(), rank=0, ranks=1, epochs=1)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("batch_size", [1, 4, 97, 1_400, 5_000])
-def test_evaluation_covers_exactly_the_split_in_file_order(tmp_path: Path, ranks: int, batch_size: int) -> None:
-    # Across the end of a record batch and of a part.
-    ranges = [(8_180, 8_200), (8_990, 9_010 if batch_size == 1 else 10_370)]
-    dataset = make_dataset(tmp_path, [9_000, 3_000], split={"validation": ranges})
-    rows = dataset.split_rows("validation")
-    assert rows == (40 if batch_size == 1 else 1_400)
-    expected = np.concatenate([np.arange(a, z) for a, z in ranges])
-    steps = _evaluate(dataset, ranks, split="validation", batch_size=batch_size)
-    assert len(steps) == -(-rows // batch_size)
-    for step in steps:
-        _check_step(step)
-    assert np.array_equal(np.concatenate([_rows_global(step) for step in steps]), expected)
-    labels = np.concatenate([b.labels[: b.rows_local] for step in steps for b in step])
-    parts = [dataset.read(0, 0), dataset.read(0, 1), dataset.read(1, 0)]
-    assert np.array_equal(labels, np.concatenate([p[0] for p in parts])[expected])
-    last = steps[-1][-1]
-    if last.rows_local:
-        ids = np.concatenate([p[2] for p in parts], axis=1)[:, expected[-1]]
-        assert np.array_equal(last.sparse_features.values().view(26, -1)[:, -1], ids)
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_an_empty_split_has_no_batches(dataset: Dataset, tmp_path: Path, ranks: int) -> None:
-    empty = make_dataset(tmp_path, 10)
-    assert EvalLoader(empty, split="validation", batch_size=4, rank=0, ranks=ranks).rows == 0
-    assert _evaluate(empty, ranks, split="validation", batch_size=4) == []
-    assert [_rows_global(s).tolist() for s in _evaluate(dataset, ranks, split="test", batch_size=4)] == [[30_001]]
-
-
-def test_evaluation_stops_at_the_limit_and_starts_again_each_time(dataset: Dataset) -> None:
-    loader = EvalLoader(dataset, split="validation", batch_size=64, rank=0, ranks=1, limit_rows=100)
-    assert (loader.rows, loader.steps) == (100, 2)
-    for _ in range(2):
-        assert np.concatenate([_rows(b) for b in loader]).tolist() == list(range(9_100, 9_200))
-    everything = EvalLoader(dataset, split="validation", batch_size=64, rank=0, ranks=1, limit_rows=5_000)
-    assert everything.rows == 1_400
-
-
 def test_evaluating_in_between_does_not_move_the_training_rows(dataset: Dataset) -> None:
     config = DataConfig(batch_size=2_048)
-    alone = [_rows(step[0]) for step in _train(dataset, config, epochs=2)]
+    alone = [rows_of(step[0]) for step in _train(dataset, config, epochs=2)]
     loader = TrainLoader(dataset, config, rank=0, ranks=1, epochs=2)
     mixed = []
     for batch in loader:
-        mixed.append(_rows(batch))
+        mixed.append(rows_of(batch))
         if len(mixed) % 5 == 0:
             evaluation = iter(EvalLoader(dataset, split="validation", batch_size=128, rank=0, ranks=1))
-            assert _rows(next(evaluation))[0] == 9_100
+            assert rows_of(next(evaluation))[0] == 9_100
     assert all(np.array_equal(a, b) for a, b in zip(alone, mixed, strict=True))
 
 
@@ -389,14 +317,15 @@ def test_loaders_neither_read_nor_move_global_random_numbers(dataset: Dataset) -
     seed()
     expected = next_numbers()
     seed()
-    rows = [_rows(step[0]) for step in _train(dataset, DataConfig(batch_size=4_096))]
-    _evaluate(dataset, 1, split="validation", batch_size=100)
+    rows = [rows_of(step[0]) for step in _train(dataset, DataConfig(batch_size=4_096))]
+    evaluate(dataset, 1, split="validation", batch_size=100)
     assert next_numbers() == expected
     random.seed(8)
     np.random.seed(8)
     torch.manual_seed(8)
     assert all(
-        np.array_equal(a, _rows(b[0])) for a, b in zip(rows, _train(dataset, DataConfig(batch_size=4_096)), strict=True)
+        np.array_equal(a, rows_of(b[0]))
+        for a, b in zip(rows, _train(dataset, DataConfig(batch_size=4_096)), strict=True)
     )
 
 

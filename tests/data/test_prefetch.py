@@ -125,9 +125,10 @@ def test_a_collected_prefetcher_ends_its_thread() -> None:
 
 
 def test_a_consumer_that_waits_is_woken_by_close() -> None:
-    release = threading.Event()
+    started, release = threading.Event(), threading.Event()
 
     def source() -> Iterator[int]:
+        started.set()
         release.wait(60)
         yield 0
 
@@ -135,6 +136,7 @@ def test_a_consumer_that_waits_is_woken_by_close() -> None:
     outcome: list[list[int]] = []
     consumer = threading.Thread(target=lambda: outcome.append(list(prefetcher)))
     consumer.start()
+    assert started.wait(10)
     with pytest.raises(TrainingError):
         prefetcher.close(timeout_seconds=0.01)
     consumer.join(10)
