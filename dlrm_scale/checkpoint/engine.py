@@ -42,7 +42,7 @@ class SaveOutcome:
         bytes: of all ranks' files.
         rows: table rows in it; a row cut into columns counts once.
         stall_seconds: how long `save` held up this rank's training, waiting for the save before included.
-        persist_seconds: from the start of writing to the outcome.
+        persist_seconds: in the background, to the outcome.
         staged: whether the rows were copied and written in the background; without room for the copy they are written
             within the stall.
         error: why it isn't committed.
@@ -116,6 +116,8 @@ class CheckpointEngine:
         if layout.ranks != ranks:
             raise ValueError(f"the layout is of {layout.ranks} ranks, not {ranks}")
         check_regions(layout, shards, rank)
+        if any(touched.current(index).numel() != shard.region.rows for index, shard in enumerate(shards)):
+            raise ValueError(f"the touched rows of rank {rank} aren't in the order of its shards")
         tables = table_records(layout, shards)
         storage = storage if storage is not None else LocalStorage(Path(root))
         ballot = Ballot(store, rank=rank, ranks=ranks, timeout_seconds=config.vote_timeout_seconds)

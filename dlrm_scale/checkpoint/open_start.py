@@ -5,6 +5,7 @@ import os
 import platform
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from dlrm_scale.checkpoint.chain import Chain, check_format
@@ -73,8 +74,8 @@ def open_start(
 
 def _claim(storage: LocalStorage, layout: ShardLayout, chain: ChainState) -> Start:
     storage.make_folders("data", "manifests", "starts")
-    if not storage.exists("FORMAT"):
-        text = json.dumps({"format": FORMAT_NAME, "major": FORMAT_MAJOR, "minor": FORMAT_MINOR})
+    text = json.dumps({"format": FORMAT_NAME, "major": FORMAT_MAJOR, "minor": FORMAT_MINOR})
+    with suppress(FileExistsError):
         storage.write_durably("FORMAT", text.encode() + b"\n")
         storage.sync_folder(".")
     check_format(storage)

@@ -63,7 +63,7 @@ class PersistResult:
         outcome: rank 0's word; None if it didn't come.
         error: why the save isn't known to be committed.
         warning: what went wrong after the commit (removal of old checkpoints).
-        persist_seconds: from the start of writing to the outcome.
+        persist_seconds: in the background, to the outcome.
     """
 
     outcome: Outcome | None
@@ -123,7 +123,8 @@ class SaveWriter:
             except Exception as error:
                 # The link decides, not the store: ranks that hear nothing keep their rows marked.
                 warning = f"the other ranks may not know the outcome: {_describe(error)}"
-            if outcome.committed and outcome.chain.tip_name is not None:
+            # Only a new baseline makes a chain old; reading all manifests after every delta would cost more and more.
+            if outcome.committed and outcome.chain.tip_name is not None and request.key.kind == "baseline":
                 warning = self._retain(outcome.chain.tip_name) or warning
             known: Outcome | None = outcome
         else:

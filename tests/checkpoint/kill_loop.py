@@ -36,7 +36,7 @@ from tests.checkpoint.simulated_run import Run, Truth, load_chain, make_layout
 
 TABLES = (TableSpec(name="C1", rows=61, dim=8), TableSpec(name="C2", rows=3, dim=4))
 OPTIMIZER = "rowwise_adagrad"
-CONFIG = {"baseline_ratio": 0.5, "keep_baselines": 1, "vote_timeout_seconds": 5}
+CONFIG = {"baseline_ratio": 0.5, "keep_baselines": 1, "vote_timeout_seconds": 60}
 
 
 def touched_rows(step: int) -> dict[str, list[int]]:
@@ -187,11 +187,12 @@ def train_rank(root: Path, acknowledge: int, rank: int, port: int) -> None:
         rank=rank,
         ranks=2,
         store=store,
-        config=CheckpointConfig(vote_timeout_seconds=1),
+        config=CheckpointConfig(vote_timeout_seconds=30),
         optimizer=OPTIMIZER,
         storage=TracedStorage(root, trace),
     )
     for step in (0, 1):
+        engine._ballot._timeout_seconds = 30 if step == 0 else 1
         if rank == 1 and step == 1:
             trace.act = lambda index, operation, name: (
                 kill_at(index)(index, operation, name) if operation == "sync" else None

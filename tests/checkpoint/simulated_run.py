@@ -145,7 +145,7 @@ class Run:
         self.touched = [TouchedRows([s.region.rows for s in shards]) for shards in self.shards]
         for touched in self.touched:
             touched.enabled = True
-        settings = CheckpointConfig(**{"vote_timeout_seconds": 10, **config})
+        settings = CheckpointConfig(**{"vote_timeout_seconds": 60, **config})
         self.engines: list[CheckpointEngine] = on_ranks(
             self.ranks,
             lambda rank: CheckpointEngine(
@@ -182,6 +182,11 @@ class Run:
                 shard.weight.copy_(source.weight)
                 for name, values in source.state.items():
                     shard.state[name].copy_(values)
+
+    def set_vote_timeout(self, seconds: float) -> None:
+        """Shorten the wait for a vote that won't come."""
+        for engine in self.engines:
+            engine._ballot._timeout_seconds = seconds
 
     def save(self, step: int, **overrides: Any) -> SaveOutcome:
         """Save on all ranks and return rank 0's outcome."""

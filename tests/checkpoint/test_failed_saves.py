@@ -112,12 +112,13 @@ def test_ranks_that_disagree_on_the_step_commit_nothing(tmp_path: Path) -> None:
 
 
 def test_a_missing_vote_fails_the_save_on_the_others_after_the_timeout(tmp_path: Path) -> None:
-    run = Run(tmp_path / "ck", make_layout("row_wise", 3), make_truth(TABLES, ["row"]), vote_timeout_seconds=1)
+    run = Run(tmp_path / "ck", make_layout("row_wise", 3), make_truth(TABLES, ["row"]))
     run.save(1)
     run.change("C1", [1], 1.0)
+    run.set_vote_timeout(0.5)
     outcomes = on_ranks(3, lambda rank: _save(run, rank, 2) if rank != 2 else None)
     assert [o.committed for o in outcomes if o] == [False, False]
-    assert "no vote from rank 2" in outcomes[0].error
+    assert "no vote from rank 2 within 0.5 s" in outcomes[0].error
     chain = find_chain(tmp_path / "ck", verify="full")
     assert chain is not None
     assert chain.step == 1
@@ -141,14 +142,14 @@ def test_a_rank_that_misses_the_outcome_keeps_its_rows_and_catches_up(tmp_path: 
     run = Run(tmp_path / "ck", make_layout("row_wise", 2), make_truth(TABLES, ["row"]), store=shared)
     ballot = run.engines[1]._ballot
     deaf = _DeafStore(shared)
-    ballot._store, ballot._timeout_seconds = deaf, 0.2
+    ballot._store = deaf
     run.save(1)
     run.change("C1", [90], 1.0)
-    deaf.deaf = True
+    deaf.deaf, ballot._timeout_seconds = True, 1.0
     first, second = run.save_all(2)
     assert (first.committed, second.committed) == (True, False)
     assert "rank 0 didn't say in time" in str(second.error)
-    deaf.deaf = False
+    deaf.deaf, ballot._timeout_seconds = False, 60.0
     run.change("C1", [2], 1.0)
     outcomes = run.save_all(3)
     assert [(o.committed, o.kind, o.rows) for o in outcomes] == [(True, "delta", 2)] * 2
@@ -156,9 +157,10 @@ def test_a_rank_that_misses_the_outcome_keeps_its_rows_and_catches_up(tmp_path: 
 
 
 def test_a_store_that_breaks_after_the_commit_makes_no_rank_forget_rows(tmp_path: Path) -> None:
-    run = Run(tmp_path / "ck", make_layout("row_wise", 2), make_truth(TABLES, ["row"]), vote_timeout_seconds=1)
+    run = Run(tmp_path / "ck", make_layout("row_wise", 2), make_truth(TABLES, ["row"]))
     run.save(1)
     run.change("C1", [1, 90], 1.0)
+    run.set_vote_timeout(0.5)
     ballot = run.engines[0]._ballot
     announce = ballot.announce
     ballot.announce = lambda *_: (_ for _ in ()).throw(RuntimeError("store is gone"))  # type: ignore[method-assign]
@@ -166,6 +168,7 @@ def test_a_store_that_breaks_after_the_commit_makes_no_rank_forget_rows(tmp_path
     assert (first.committed, second.committed) == (True, False)
     assert "store is gone" in str(first.warning)
     ballot.announce = announce  # type: ignore[method-assign]
+    run.set_vote_timeout(60)
     run.change("C1", [2], 1.0)
     assert run.save(3).committed
     assert load(tmp_path / "ck", make_layout("row_wise", 1), run.truth).equals(run.truth)
