@@ -33,7 +33,7 @@ __all__ = ["SYNTHETIC_JSON", "SyntheticParameters", "day_rows", "generate", "row
 
 SYNTHETIC_JSON = "synthetic.json"
 SCHEMA_VERSION = 1
-GENERATOR_VERSION = 1
+GENERATOR_VERSION = 2
 """Raised whenever the same parameters give other rows."""
 
 _UNFINISHED = ".synthetic-unfinished"
