@@ -67,7 +67,7 @@ class DataConfig(_Section):
     streams: NonNegative = 0
     """Equal streams the order is cut into (a power of two that divides the batch size); 0 chooses."""
     window_rows: Positive = 16384
-    """Rows are permuted inside windows of at least this size, rounded up to whole record batches."""
+    """Rows are permuted inside windows of about this size: whole record batches, cut at the ends of streams."""
     prefetch_batches: Positive = 4
     """Batches that the background thread keeps ready."""
     drop_last: bool = False

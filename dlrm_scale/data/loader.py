@@ -119,6 +119,10 @@ class TrainLoader:
     def __next__(self) -> Batch:
         return next(self._prefetcher)
 
+    def read_ahead(self) -> None:
+        """Read the first batches now, so that they are ready at the first `next`."""
+        self._prefetcher.start()
+
     @property
     def wait_seconds(self) -> float:
         """How long the consumer has waited for batches so far."""

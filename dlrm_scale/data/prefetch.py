@@ -52,6 +52,11 @@ class Prefetcher(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return self
 
+    def start(self) -> None:
+        """Begin to read ahead now and not at the first `next`."""
+        with self._shared.changed:
+            self._start_locked()
+
     def __next__(self) -> T:
         """Return the next item, waiting for it if need be.
 
@@ -62,9 +67,7 @@ class Prefetcher(Generic[T]):
         """
         shared = self._shared
         with shared.changed:
-            if not self._started and not shared.stopping:
-                self._started = True
-                self._thread.start()
+            self._start_locked()
             if not shared.items and not shared.ended and not shared.stopping:
                 start = self._now()
                 try:
@@ -94,6 +97,11 @@ class Prefetcher(Generic[T]):
                     remedy="check that the dataset's storage answers",
                 )
         self._finalizer.detach()
+
+    def _start_locked(self) -> None:
+        if not self._started and not self._shared.stopping:
+            self._started = True
+            self._thread.start()
 
     def _wait(self) -> None:
         shared = self._shared

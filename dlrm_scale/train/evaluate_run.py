@@ -76,6 +76,7 @@ def evaluate_rank(request: EvaluationRequest, stop: StopRequest) -> EvaluationRe
             batch_size=config.train.validation_batch_size or config.data.batch_size,
             rank=ranks.rank,
             ranks=ranks.ranks,
+            pin_memory=ranks.device.type == "cuda",
         )
         metrics = evaluate_batches(pipeline.run, batches, ranks)
         return EvaluationResult(step=restored.step, metrics=metrics, notes=restored.notes)

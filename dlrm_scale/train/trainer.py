@@ -97,7 +97,6 @@ def _train(request: RunRequest, stop: StopRequest, ranks: Ranks) -> RunResult:
     dataset = Dataset.open(Path(config.data.path))
     model = build_on_ranks(config, dataset, ranks)
     sharded = model.sharded
-    _claim_folder(request, ranks)
     notes = [f"changed by --set: {path} from {before} to {after}" for path, before, after in request.changes]
 
     restored = _restore(request, model, dataset, ranks, notes)
@@ -105,6 +104,18 @@ def _train(request: RunRequest, stop: StopRequest, ranks: Ranks) -> RunResult:
     start_step = resumed.step if resumed else 0
     cursor = resumed.cursor if resumed else None
 
+    loader = TrainLoader(
+        dataset,
+        config.data,
+        rank=ranks.rank,
+        ranks=ranks.ranks,
+        epochs=config.train.epochs,
+        cursor=cursor,
+        pin_memory=ranks.device.type == "cuda",
+    )
+    loader.read_ahead()
+    # only now: a mistake found above leaves no folder behind
+    _claim_folder(request, ranks)
     touched = TouchedRows([shard.region.rows for shard in sharded.local_shards], ranks.device)
     sharded.track(touched)
     engine = CheckpointEngine(
@@ -119,15 +130,6 @@ def _train(request: RunRequest, stop: StopRequest, ranks: Ranks) -> RunResult:
         optimizer=config.sparse_optimizer.kind,
         resumed_from=resumed.chain if resumed else None,
     )
-    loader = TrainLoader(
-        dataset,
-        config.data,
-        rank=ranks.rank,
-        ranks=ranks.ranks,
-        epochs=config.train.epochs,
-        cursor=cursor,
-        pin_memory=ranks.device.type == "cuda",
-    )
     pipeline = pipeline_kind(config, ranks.device)
     evaluation = make_eval_pipeline(sharded, pipeline)
 
@@ -139,6 +141,7 @@ def _train(request: RunRequest, stop: StopRequest, ranks: Ranks) -> RunResult:
             rank=ranks.rank,
             ranks=ranks.ranks,
             limit_rows=limit_rows,
+            pin_memory=ranks.device.type == "cuda",
         )
         return evaluate_batches(evaluation.run, batches, ranks)
 

@@ -168,3 +168,16 @@ def test_waiting_is_measured_only_while_nothing_is_ready() -> None:
     ready.acquire()
     next(prefetcher)
     assert prefetcher.wait_seconds == 1
+
+
+def test_a_started_prefetcher_reads_ahead_before_the_first_next() -> None:
+    taken = threading.Event()
+
+    def source() -> Iterator[int]:
+        taken.set()
+        yield 7
+
+    prefetcher = Prefetcher(source(), depth=1)
+    prefetcher.start()
+    assert taken.wait(10)
+    assert list(prefetcher) == [7]
