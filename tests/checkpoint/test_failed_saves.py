@@ -137,17 +137,19 @@ class _DeafStore:
         return getattr(self._store, name)
 
 
-def test_a_rank_that_misses_the_outcome_keeps_its_rows_and_catches_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("missed", ["baseline", "delta"])
+def test_a_rank_that_misses_the_outcome_keeps_its_rows_and_catches_up(tmp_path: Path, missed: str) -> None:
     shared = torch.distributed.HashStore()
     run = Run(tmp_path / "ck", make_layout("row_wise", 2), make_truth(TABLES, ["row"]), store=shared)
     ballot = run.engines[1]._ballot
     deaf = _DeafStore(shared)
     ballot._store = deaf
-    run.save(1)
+    if missed == "delta":
+        run.save(1)
     run.change("C1", [90], 1.0)
     deaf.deaf, ballot._timeout_seconds = True, 1.0
     first, second = run.save_all(2)
-    assert (first.committed, second.committed) == (True, False)
+    assert (first.kind, first.committed, second.committed) == (missed, True, False)
     assert "rank 0 didn't say in time" in str(second.error)
     deaf.deaf, ballot._timeout_seconds = False, 60.0
     run.change("C1", [2], 1.0)

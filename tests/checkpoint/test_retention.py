@@ -3,6 +3,8 @@
 from pathlib import Path
 
 from dlrm_scale.checkpoint import find_chain, list_checkpoints, verify
+from dlrm_scale.checkpoint.retention import remove_old_chains
+from dlrm_scale.checkpoint.storage import LocalStorage
 from tests.checkpoint.faulty_storage import Trace, TracedStorage, fail_at
 from tests.checkpoint.simulated_run import TABLES, Run, load, make_layout, make_truth
 
@@ -55,6 +57,17 @@ def test_a_chain_that_a_resume_passed_over_does_not_count_as_kept(tmp_path: Path
     assert resumed.save(2).kind == "baseline"
     assert _kinds(root) == ["baseline0", "delta1", "baseline2"]
     assert verify(root) == []
+
+
+def test_what_is_newer_than_the_commit_is_never_removed(tmp_path: Path) -> None:
+    root = tmp_path / "ck"
+    run = _run(root, keep_baselines=9)
+    for step in range(5):
+        run.save(step)
+    tip = next(row.name for row in list_checkpoints(root) if row.step == 2)
+    removed = remove_old_chains(LocalStorage(root), tip_name=tip, keep_baselines=1)
+    assert len(removed) == 6
+    assert _kinds(root) == ["baseline2", "delta3", "baseline4"]
 
 
 def test_a_removal_that_fails_is_a_warning_and_the_save_counts(tmp_path: Path) -> None:
