@@ -198,50 +198,69 @@ def _check_equal_losses(plain: Step, ours: Step) -> None:
             raise SystemExit(f"not the same work: step {number} has loss {expected} in plain torch and {got} here")
 
 
-def _measure(peers: dict[str, Step], rounds: int, steps: int) -> dict[str, list[float]]:
-    """Milliseconds a step, one value a round."""
-    milliseconds: dict[str, list[float]] = {name: [] for name in peers}
+def _measure(peers: dict[str, Step], rounds: int, steps: int) -> dict[str, list[tuple[float, float]]]:
+    """Milliseconds a step, elapsed and CPU (summed over threads), one pair a round."""
+    milliseconds: dict[str, list[tuple[float, float]]] = {name: [] for name in peers}
     for number in range(rounds):
         names = list(peers) if number % 2 == 0 else list(peers)[::-1]
         for name in names:
             peers[name]()  # the first step after a switch finds cold caches
-            start = time.perf_counter()
+            start, cpu_start = time.perf_counter(), time.process_time()
             for _ in range(steps):
                 peers[name]()
-            milliseconds[name].append(1000 * (time.perf_counter() - start) / steps)
+            elapsed, cpu = time.perf_counter() - start, time.process_time() - cpu_start
+            milliseconds[name].append((1000 * elapsed / steps, 1000 * cpu / steps))
     return milliseconds
 
 
-def _result(rounds: dict[str, list[float]], shape: Shape, options: argparse.Namespace) -> dict[str, object]:
-    base = rounds["plain torch"]
+def _result(
+    rounds: dict[str, list[tuple[float, float]]], shape: Shape, options: argparse.Namespace
+) -> dict[str, object]:
     return {
         "bench": "train_step",
-        "shape": {"tables": len(shape.table_rows), "rows": options.rows, "dim": shape.dim,
-                  "batch_size": shape.batch_size, "ids_per_bag": shape.ids_per_bag,
-                  "dense_layers": [*DENSE_LAYERS, shape.dim], "over_layers": list(OVER_LAYERS)},
+        "shape": {
+            "tables": len(shape.table_rows),
+            "rows": options.rows,
+            "dim": shape.dim,
+            "batch_size": shape.batch_size,
+            "ids_per_bag": shape.ids_per_bag,
+            "dense_layers": [*DENSE_LAYERS, shape.dim],
+            "over_layers": list(OVER_LAYERS),
+        },
         "rounds": options.rounds,
         "steps_a_round": options.steps,
         "threads": options.threads,
-        "peers": {
-            name: {
-                "median_milliseconds": statistics.median(values),
-                "least_milliseconds": min(values),
-                "samples_per_second": 1000 * shape.batch_size / statistics.median(values),
-                "speed_against_plain_torch": statistics.median(b / v for b, v in zip(base, values, strict=True)),
-                "milliseconds_by_round": [round(v, 2) for v in values],
-            }
-            for name, values in rounds.items()
-        },
+        "peers": {name: _summary(values, rounds["plain torch"], shape) for name, values in rounds.items()},
         "stamp": stamp.stamp(),
-    }  # fmt: skip
+    }
+
+
+def _summary(
+    values: list[tuple[float, float]], base: list[tuple[float, float]], shape: Shape
+) -> dict[str, float | list[float]]:
+    elapsed, cpu = ([pair[i] for pair in values] for i in (0, 1))
+    median = statistics.median(elapsed)
+    ratios, cpu_ratios = ([b[i] / v[i] for b, v in zip(base, values, strict=True)] for i in (0, 1))
+    return {
+        "median_milliseconds": median,
+        "least_milliseconds": min(elapsed),
+        "median_cpu_milliseconds": statistics.median(cpu),
+        "samples_per_second": 1000 * shape.batch_size / median,
+        "speed_against_plain_torch": statistics.median(ratios),
+        "cpu_speed_against_plain_torch": statistics.median(cpu_ratios),
+        "milliseconds_by_round": [round(v, 2) for v in elapsed],
+    }
 
 
 def _show(result: dict) -> None:
-    print(f"{'peer':34s} {'median ms':>10s} {'least ms':>9s} {'samples/s':>10s} {'speed':>7s}")
+    print(
+        f"{'peer':34s} {'median ms':>10s} {'least':>9s} {'CPU ms':>8s} {'samples/s':>10s} {'speed':>7s} {'by CPU':>7s}"
+    )
     for name, peer in result["peers"].items():
         print(
             f"{name:34s} {peer['median_milliseconds']:10.1f} {peer['least_milliseconds']:9.1f} "
-            f"{peer['samples_per_second']:10,.0f} {peer['speed_against_plain_torch']:6.2f}x"
+            f"{peer['median_cpu_milliseconds']:8.1f} {peer['samples_per_second']:10,.0f} "
+            f"{peer['speed_against_plain_torch']:6.2f}x {peer['cpu_speed_against_plain_torch']:6.2f}x"
         )
     load = result["stamp"]["load_average"][0]
     print(f"{result['threads']} threads, load average {load}: above the threads, other work disturbed the numbers")

@@ -9,6 +9,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from dlrm_scale.config import ModelConfig
 from dlrm_scale.models.initial_dense import fill_initial_dense
+from dlrm_scale.models.pooled_vectors import OrderedSparseArch
 from dlrm_scale.models.tables import check_model
 from dlrm_scale.models.training_model import TrainingModel
 from dlrm_scale.schema import INTEGER_COLUMNS, TableSpec
@@ -52,6 +53,7 @@ def build_model(
     # The constructors draw from the global generator; every value they draw is overwritten below.
     with torch.random.fork_rng(devices=[]):
         dlrm = _dlrm(config, collection, num_dense)
+    dlrm.sparse_arch = OrderedSparseArch(collection)
     model = TrainingModel(dlrm)
     fill_initial_dense(model, config.seed, skip=collection)
     return model

@@ -3,6 +3,7 @@ import torch
 from torch import fx
 from torchrec.models.dlrm import SparseArch
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from dlrm_scale.config import ModelConfig
 from dlrm_scale.errors import ConfigError
@@ -128,6 +129,38 @@ def test_the_model_can_be_traced_down_to_the_tables(kind: str) -> None:
     assert features.args[1] == "sparse_features"
     assert features.args[0].op == "placeholder"
     assert any(isinstance(m, SparseArch) for m in model.modules())
+
+
+class _Permuted(torch.nn.Module):
+    """A lookup whose result comes in another order, as from a plan that groups tables by rank."""
+
+    def __init__(self, collection: EmbeddingBagCollection) -> None:
+        super().__init__()
+        self.collection = collection
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        by_name = self.collection(features).to_dict()
+        names = sorted(by_name, reverse=True)
+        return KeyedTensor(names, [8] * len(names), torch.cat([by_name[n] for n in names], dim=1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_order_in_which_a_lookup_returns_tables_changes_nothing(kind: str) -> None:
+    config = KINDS[kind]
+    tables = table_specs(config, ROWS)
+    (batch,) = random_batches(tables, [9], seed=4)
+    results = []
+    for permuted in (False, True):
+        model = _materialized(config, tables)
+        sparse_arch = model.dlrm.sparse_arch
+        if permuted:
+            sparse_arch.embedding_bag_collection = _Permuted(sparse_arch.embedding_bag_collection)
+        loss, (_, logits) = model(rank_batch(batch, tables))
+        loss.backward()
+        results.append([logits, *(p.grad for p in model.parameters())])
+    assert len(results[0]) > len(ROWS)
+    for in_order, reordered in zip(*results, strict=True):
+        assert torch.equal(in_order, reordered)
 
 
 @pytest.mark.parametrize("dim", [1, 2, 6, 10, 13])
