@@ -23,12 +23,13 @@ from dlrm_scale.config import Config
 from dlrm_scale.errors import DlrmScaleError, PlanError
 from dlrm_scale.layout import ShardLayout, ShardRegion, TableLayout
 from dlrm_scale.schema import TableSpec
+from dlrm_scale.sharding.plan_file import state_bytes
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.sharding.rules import allowed_types
 from dlrm_scale.sharding.sharder import TableSharder
 from dlrm_scale.units import format_bytes, parse_bytes
 
-__all__ = ["check_agreement", "layout_of", "make_plan"]
+__all__ = ["check_agreement", "check_equal_requests", "layout_of", "make_plan"]
 
 _RESERVED_SHARE = 0.15
 """Of a device's memory, kept for the dense part, batches and buffers."""
@@ -55,15 +56,13 @@ def make_plan(
 
     Raises:
         ConfigError: see `rules.allowed_types`.
-        PlanError: a type isn't allowed, nothing fits, or ranks ask for different plans. Raised on every rank.
+        PlanError: a type isn't allowed, or nothing fits. Raised on every rank.
     """
     types = allowed_types(tables, config, ranks.device.type, ranks.ranks)
-    asked = repr((tuple(tables), config.sharding, config.sparse_optimizer, ranks.device.type, host_ranks))
-    check_agreement(hashlib.sha256(asked.encode()).hexdigest(), "tables and sharding config", ranks)
     answer: object = None
     if ranks.rank == 0:
         try:
-            answer = _plan(model, types, config, sharder, ranks, host_ranks)
+            answer = _plan(model, tables, types, config, sharder, ranks, host_ranks)
         except DlrmScaleError as error:
             answer = error
         except Exception as error:
@@ -74,6 +73,19 @@ def make_plan(
         raise answer
     assert isinstance(answer, ShardingPlan)
     return answer
+
+
+def check_equal_requests(tables: Sequence[TableSpec], config: Config, ranks: Ranks) -> None:
+    """Make sure that all ranks are about to shard the same tables in the same way. A collective.
+
+    Comes before every check that could stop one rank alone and leave the others waiting for it.
+
+    Raises:
+        PlanError: on every rank, naming the ranks that differ.
+    """
+    asked = repr((tuple(tables), config.sharding, config.sparse_optimizer, ranks.device.type, ranks.local_ranks))
+    fingerprint = hashlib.sha256(asked.encode()).hexdigest()
+    check_agreement(fingerprint, "tables, sharding config, device or ranks a host", ranks)
 
 
 def check_agreement(fingerprint: str, what: str, ranks: Ranks) -> None:
@@ -131,6 +143,7 @@ def _table_layout(table: TableSpec, parameter) -> TableLayout:  # type: ignore[n
 
 def _plan(
     model: nn.Module,
+    tables: Sequence[TableSpec],
     types: Mapping[str, tuple[str, ...]],
     config: Config,
     sharder: TableSharder,
@@ -161,11 +174,29 @@ def _plan(
     try:
         return planner.plan(model, [sharder])
     except PlannerError as error:
-        raise PlanError(
-            f"no sharding plan fits {ranks.ranks} ranks of {format_bytes(memory_bytes)}: {error}",
-            remedy="use more ranks, smaller tables or dim, more sharding.device_memory, or sharding.kind = "
-            '"row_wise", which divides every table',
-        ) from error
+        raise _does_not_fit(tables, types, config, ranks.ranks, memory_bytes) from error
+
+
+def _does_not_fit(
+    tables: Sequence[TableSpec],
+    types: Mapping[str, tuple[str, ...]],
+    config: Config,
+    ranks: int,
+    memory_bytes: int,
+) -> PlanError:
+    """Say what is needed and what there is. TorchRec's own message rounds both to GB and lists its internals."""
+    optimizer = config.sparse_optimizer.kind
+    needs = {t.name: t.weight_bytes + state_bytes(t.rows, t.dim, optimizer) for t in tables}
+    largest = max(needs, key=lambda name: needs[name])
+    budget = int(memory_bytes * (1 - _RESERVED_SHARE))
+    return PlanError(
+        f"no sharding plan fits: {len(tables)} tables need {format_bytes(sum(needs.values()))} with optimizer state "
+        f"and buffers on top; {ranks} x {format_bytes(budget)} are there ({format_bytes(memory_bytes)} a rank, less "
+        f"{_RESERVED_SHARE:.0%} for the dense part and batches). The largest is {largest}: "
+        f"{format_bytes(needs[largest])}, allowed as {', '.join(types[largest])}",
+        remedy=f"use more ranks, a smaller model.dim, more sharding.device_memory, or "
+        f'sharding.tables.{largest} = "row_wise", which divides it over all ranks',
+    )
 
 
 class _OrderedEnumerator(EmbeddingEnumerator):

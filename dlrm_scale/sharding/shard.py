@@ -16,7 +16,7 @@ from dlrm_scale.schema import TableSpec
 from dlrm_scale.sharding.dense_state import dense_state, load_dense_state, make_dense_optimizer
 from dlrm_scale.sharding.empty_shards import support_empty_shards
 from dlrm_scale.sharding.hosts import host_groups, ranks_per_host
-from dlrm_scale.sharding.plan import check_agreement, layout_of, make_plan
+from dlrm_scale.sharding.plan import check_agreement, check_equal_requests, layout_of, make_plan
 from dlrm_scale.sharding.plan_file import plan_rows
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.sharding.sharder import TableSharder
@@ -177,6 +177,7 @@ def shard_model(model: nn.Module, tables: Sequence[TableSpec], config: Config, r
         PlanError: a plan that isn't allowed, doesn't fit, or differs between ranks.
     """
     silence_known_warnings()
+    check_equal_requests(tables, config, ranks)
     with quiet_start_up():
         host_ranks = ranks_per_host(config.sharding.ranks_per_host, ranks)
         sharder = TableSharder(config.sparse_optimizer)

@@ -66,14 +66,14 @@ def test_auto_leaves_out_column_splits_for_rowwise_adagrad() -> None:
 
 def _differing_configs() -> str:
     ranks = init_ranks("cpu", 60)
-    kind = "row_wise" if ranks.rank == 1 else "table_wise"
+    kind = "grid_shard" if ranks.rank == 1 else "table_wise"  # which rank 1 alone would refuse
     with pytest.raises(PlanError) as caught:
         build(make_config(kind), TABLES, ranks)
     return caught.value.message
 
 
 def test_ranks_with_different_configs_all_stop_and_name_the_odd_one() -> None:
-    expected = "tables and sharding config: rank 1 of 3 differs from rank 0"
+    expected = "tables, sharding config, device or ranks a host: rank 1 of 3 differs from rank 0"
     assert run_ranks(3, _differing_configs) == [expected] * 3
 
 
@@ -86,7 +86,9 @@ def _refused_everywhere() -> str:
 def test_a_plan_that_does_not_fit_is_refused_on_every_rank() -> None:
     messages = run_ranks(2, _refused_everywhere)
     assert messages[0] == messages[1]
-    assert "no sharding plan fits 2 ranks of 1.0 KiB" in messages[0]
+    assert "5 tables need 23.8 KiB with optimizer state" in messages[0]
+    assert "2 x 870 B are there (1.0 KiB a rank, less 15%" in messages[0]
+    assert "The largest is C4: 14.0 KiB, allowed as table_wise" in messages[0]
 
 
 def _hosts_of_three() -> str:
