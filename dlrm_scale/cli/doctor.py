@@ -39,7 +39,7 @@ class Finding:
 
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as a JSON list.")] = False,
-) -> int:
+) -> None:
     """Check the installation and this machine; exits with 1 when training can't work."""
     findings = examine(installed(), probe())
     if as_json:
@@ -49,7 +49,8 @@ def doctor(
             typer.echo(f"{finding.state:5}  {finding.name:8}  {finding.found}")
             if finding.remedy:
                 typer.echo(f"{'':17}to do: {finding.remedy}")
-    return int(any(finding.state == "fault" for finding in findings))
+    if any(finding.state == "fault" for finding in findings):
+        raise typer.Exit(1)
 
 
 def examine(found: Installed, loaded: Probe) -> list[Finding]:

@@ -47,9 +47,9 @@ def test_the_table_lists_every_flag() -> None:
 def test_every_flag_has_a_help_text() -> None:
     silent = []
     for words in FLAGS:
-        command: click.Command = get_command(app)
+        command = get_command(app)
         for word in words.split():
-            command = command.commands[word]  # type: ignore[attr-defined]
+            command = command.commands[word]
         silent += [f"{words} {p.name}" for p in command.params if not getattr(p, "help", None)]
         assert command.help, f"{words} has no help text"
     assert silent == []
