@@ -83,7 +83,7 @@ class ModelConfig(_Section):
     """Columns of every embedding table; a multiple of 4."""
     pooling: Literal["sum", "mean"] = "sum"
     """How the rows of one bag are combined."""
-    dense_layers: tuple[Positive, ...] = (512, 256, 64)
+    dense_layers: tuple[Positive, ...] = (512, 256, 16)
     """Hidden sizes of the bottom MLP; a last layer of size `dim` is required."""
     over_layers: tuple[Positive, ...] = (512, 512, 256, 1)
     """Sizes of the top MLP; the last is 1."""
@@ -133,7 +133,10 @@ class ScheduleConfig(_Section):
     decay_start_step: NonNegative = 0
     """Step at which the decay begins."""
     decay_steps: NonNegative = 0
-    """Length of the decay; 0 means no decay."""
+    """Length of the decay; 0 means no decay, unless `decay_to_end`."""
+    decay_to_end: bool = False
+    """The decay ends with the last step of the last epoch, whatever `decay_steps` says. Changing the epochs of a
+    resumed run then changes its rates."""
     decay_power: Annotated[float, Field(gt=0)] = 2.0
     """Exponent of the polynomial decay."""
     final_multiplier: Annotated[float, Field(ge=0, le=1)] = 0.0

@@ -144,11 +144,14 @@ class TrainingLoop:
         return every_steps > 0 and self.step % every_steps == 0
 
     def _set_learning_rates(self) -> None:
-        factor = multiplier(self.config.schedule, self.step)
+        factor = self._rate_factor(self.step)
         self.sharded.set_learning_rates(
             dense=self.config.dense_optimizer.learning_rate * factor,
             sparse=self.config.sparse_optimizer.learning_rate * factor,
         )
+
+    def _rate_factor(self, step: int) -> float:
+        return multiplier(self.config.schedule, step, self.loader.total_steps)
 
     def _note(self, batch: Batch, row_loss_sum: torch.Tensor, logits: torch.Tensor) -> None:
         self._rows += batch.rows_global
@@ -179,7 +182,7 @@ class TrainingLoop:
         scores = gather_scores(list(self._scored), self.ranks)
         self._last_loss = loss.item() / max(1, window.rows_global)
         if self.report is not None:
-            factor = multiplier(self.config.schedule, self.step - 1)
+            factor = self._rate_factor(self.step - 1)
             values = {
                 "epoch": (self.cursor or {}).get("epoch"),
                 "rows": self._rows,

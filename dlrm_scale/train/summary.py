@@ -43,6 +43,7 @@ def summary_table(result: RunResult, run_path: str) -> str:
         ("stalled by checkpoints", f"{result.checkpoint_stall_share:.2%} of the time"),
         ("checkpoints", f"{result.checkpoints_committed} committed, {result.checkpoints_failed} failed"),
     ]
+    rows.append(("peak memory of a rank", format_bytes(result.peak_memory_bytes)))
     if result.baseline_bytes is not None:
         rows.append(("bytes of a baseline", format_bytes(result.baseline_bytes)))
     if result.delta_bytes is not None:

@@ -2,11 +2,13 @@
 
 import json
 import os
+import resource
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from dlrm_scale import __version__
 from dlrm_scale.checkpoint import CheckpointEngine
@@ -29,6 +31,7 @@ from dlrm_scale.train.run_folder import RunFolder, RunRequest
 from dlrm_scale.train.schedule import multiplier
 from dlrm_scale.train.setup import ModelOnRanks, build_on_ranks, device_kind, pipeline_kind, set_threads
 from dlrm_scale.train.stop import StopRequest
+from dlrm_scale.units import KIB
 
 __all__ = ["RunResult", "train_rank"]
 
@@ -53,6 +56,7 @@ class RunResult:
         delta_bytes: mean bytes of the committed deltas, or None.
         checkpoints_committed: of this start.
         checkpoints_failed: of this start.
+        peak_memory_bytes: largest resident host memory of a rank's process, over ranks.
     """
 
     state: str
@@ -70,6 +74,7 @@ class RunResult:
     delta_bytes: float | None
     checkpoints_committed: int
     checkpoints_failed: int
+    peak_memory_bytes: int
 
 
 def train_rank(request: RunRequest, stop: StopRequest) -> RunResult:
@@ -245,7 +250,7 @@ def _introduce(
     for note in notes:
         report.say(note)
     report.say(describe_plan(model.sharded.plan_rows(), model.sharded.optimizer_owners()))
-    factor = multiplier(config.schedule, start_step)
+    factor = multiplier(config.schedule, start_step, loader.total_steps)
     report.say(
         f"{dataset.split_rows('train'):,} training rows, {loader.steps_per_epoch:,} steps an epoch, "
         f"{config.train.epochs} epochs, {ranks.ranks} ranks on {ranks.device.type}; starting at step {start_step} with "
@@ -259,6 +264,12 @@ def _introduce(
         start_step,
         {"ranks": ranks.ranks, "version": __version__, "torch": torch.__version__, "time": time.time()},
     )
+
+
+def _peak_memory_bytes(ranks: Ranks) -> int:
+    peak = torch.tensor([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB])
+    dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=ranks.control_group)
+    return int(peak.item())
 
 
 def _result(end: LoopEnd, start_step: int, validation: ClickMetrics | None, ranks: Ranks) -> RunResult:
@@ -281,4 +292,5 @@ def _result(end: LoopEnd, start_step: int, validation: ClickMetrics | None, rank
         delta_bytes=sum(deltas) / len(deltas) if deltas else None,
         checkpoints_committed=len(committed),
         checkpoints_failed=len(end.outcomes) - len(committed),
+        peak_memory_bytes=_peak_memory_bytes(ranks),
     )

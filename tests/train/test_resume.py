@@ -25,9 +25,9 @@ SPLIT_COLUMNS = {"column_wise", "table_column_wise", "grid_shard"}
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "dataset"
-    # tables of 3 rows on up to 4 ranks: some shards are empty
+    # tables of 2 and 3 rows on up to 4 ranks: some shards are empty
     split = {"train": [(0, 227)], "validation": [(227, 277)]}
-    make_dataset(path, (*ROWS, 50), table_rows=[3, 4, 10, 1, *[40] * 22], split=split)
+    make_dataset(path, (*ROWS, 50), table_rows=[3, 4, 10, 2, *[40] * 22], split=split)
     return path
 
 
@@ -137,7 +137,7 @@ def test_a_new_run_takes_weights_and_state_but_starts_its_data_anew(dataset: Pat
     first = tmp_path / "first"
     run_training(2, first, dataset, [*_sharding("row_wise"), "train.max_steps=6"])
     later = tmp_path / "later"
-    make_dataset(later, 96, table_rows=[3, 4, 10, 1, *[40] * 22], seed=5)
+    make_dataset(later, 96, table_rows=[3, 4, 10, 2, *[40] * 22], seed=5)
     observed = run_training(1, tmp_path / "second", later, _sharding("table_wise")[:1], init_from=str(first))
     assert observed[0].result.start_step == 0
     assert sorted(row for rows in observed[0].rows_per_step for row in rows) == list(range(96))
