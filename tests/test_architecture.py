@@ -7,6 +7,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -110,17 +111,48 @@ def test_the_documents_show_the_two_commands() -> None:
             assert re.search(rf"^{target}:", makefile, re.MULTILINE)
 
 
+def test_every_library_that_is_imported_is_declared_and_pinned() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    needs = project["dependencies"] + project["optional-dependencies"]["cuda"]
+    declared = {_import_name(re.split(r"[^\w-]", need)[0]) for need in needs}
+    pinned = {_import_name(name) for pins in _pins().values() for name in pins}
+    imported = {
+        name.split(".")[0]
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in _imported(node)
+    }
+    foreign = imported - set(sys.stdlib_module_names) - {"dlrm_scale"}
+    assert (foreign - declared, declared - pinned) == (set(), set())
+
+
 def test_pins_are_exact_and_the_trio_fits() -> None:
+    pins = _pins()
+    assert pins["cpu.txt"]["torch"] == pins["cuda.txt"]["torch"]
+    minor = int(pins["cpu.txt"]["torch"].split(".")[1]) - 5
+    assert pins["cpu-no-deps.txt"] == {"fbgemm-gpu-cpu": f"1.{minor}.0", "torchrec": f"1.{minor}.0"}
+    assert pins["cuda.txt"]["fbgemm-gpu"] == pins["cuda.txt"]["torchrec"] == f"1.{minor}.0"
+
+
+def _pins() -> dict[str, dict[str, str]]:
+    """Version by distribution, for each file in requirements."""
     pins: dict[str, dict[str, str]] = {}
     for path in sorted((REPOSITORY / "requirements").glob("*.txt")):
         for line in path.read_text().splitlines():
             if line and not line.startswith(("#", "-r ")):
                 name, version = line.split("==")
                 pins.setdefault(path.name, {})[name] = version
-    assert pins["cpu.txt"]["torch"] == pins["cuda.txt"]["torch"]
-    minor = int(pins["cpu.txt"]["torch"].split(".")[1]) - 5
-    assert pins["cpu-no-deps.txt"] == {"fbgemm-gpu-cpu": f"1.{minor}.0", "torchrec": f"1.{minor}.0"}
-    assert pins["cuda.txt"]["fbgemm-gpu"] == pins["cuda.txt"]["torchrec"] == f"1.{minor}.0"
+    return pins
+
+
+def _import_name(distribution: str) -> str:
+    return distribution.lower().replace("-", "_")
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
 
 
 def _python(code: str, *arguments: str, cwd: Path = REPOSITORY) -> str:
