@@ -22,7 +22,9 @@ __all__ = [
     "ShardSnapshot",
     "check_regions",
     "choose_rows",
+    "padded_bytes",
     "snapshot_bytes",
+    "state_records",
     "table_records",
 ]
 

@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from dlrm_scale.checkpoint.manifest import Manifest
 
-__all__ = ["app", "ls", "show", "verify"]
+__all__ = ["Level", "app", "ls", "show", "verify"]
 
 app = typer.Typer(help="List, show and verify the checkpoints of a run.", no_args_is_help=True)
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["preprocess"]
+__all__ = ["VocabularyMethod", "preprocess"]
 
 
 class VocabularyMethod(StrEnum):

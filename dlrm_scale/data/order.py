@@ -28,7 +28,17 @@ import numpy.typing as npt
 from dlrm_scale.data.pieces import Pieces
 from dlrm_scale.errors import ConfigError
 
-__all__ = ["DEFAULT_STREAMS", "EpochOrder", "Int64s", "Order", "Share", "UInt32s", "Window", "choose_streams"]
+__all__ = [
+    "DEFAULT_STREAMS",
+    "EpochOrder",
+    "Int64s",
+    "Order",
+    "Share",
+    "UInt32s",
+    "Window",
+    "choose_streams",
+    "stream_bounds",
+]
 
 Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]

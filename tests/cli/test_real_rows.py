@@ -24,14 +24,13 @@ def test_a_small_dlrm_on_kaggle_rows_is_as_good_as_logistic_regression(
     dataset, run = tmp_path / "dataset", tmp_path / "run"
     raw = shared_data / "kaggle" / "kaggle_union.tsv"
     run_json(capsys, "preprocess", raw, "--out", dataset, "--validation", "0.2")
-    trained = _train(
-        capsys, dataset, run, "data.batch_size=64", "sparse_optimizer.learning_rate=0.02", "train.log_every_steps=50"
-    )
+    rates = ("sparse_optimizer.learning_rate=0.02", "dense_optimizer.learning_rate=0.004")
+    trained = _train(capsys, dataset, run, "data.batch_size=32", "train.log_every_steps=50", *rates)
     evaluated = run_json(capsys, "evaluate", run, "--data", dataset)
     assert evaluated["rows"] == 1275
-    # hashed logistic regression reaches 0.710 and 0.5075 on this fifth
-    assert evaluated["auc"] > 0.705
-    assert evaluated["logloss"] < 0.515
+    # hashed logistic regression reaches 0.710 and 0.5075 on this fifth; measured here 0.719 and 0.503
+    assert evaluated["auc"] > 0.710
+    assert evaluated["logloss"] < 0.5075
     validation = trained["validation"]
     assert isinstance(validation, dict)
     assert {name: evaluated[name] for name in validation} == validation
