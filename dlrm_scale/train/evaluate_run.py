@@ -68,7 +68,7 @@ def evaluate_rank(request: EvaluationRequest, stop: StopRequest) -> EvaluationRe
         chain = agree_on_chain(RunFolder(path=Path(request.run)).checkpoints, ranks, request.step)
         if chain is None:
             raise CheckpointError(f"run {request.run} has no checkpoint", remedy="train it first")
-        restored = restore_run(chain, config, model.sharded, dataset, ranks, weights_only=True)
+        restored = restore_run(chain, config, model.sharded, dataset, ranks, position=False)
         pipeline = make_eval_pipeline(model.sharded, pipeline_kind(config, ranks.device))
         batches = EvalLoader(
             dataset,

@@ -224,12 +224,18 @@ class TrainingLoop:
                 rank_state=capture_random_state(),
                 extra={
                     **self.record,
-                    "table_iterations": self.sharded.table_iterations(),
+                    "table_iterations": self._table_iterations(),
                     "schedule_step": self.step,
                     "rows": self._rows,
                 },
             )
         self._saved_step = self.step
+
+    def _table_iterations(self) -> int:
+        # a rank without tables counts nothing, and rank 0, which writes, may be one
+        iterations = torch.tensor([self.sharded.table_iterations()])
+        dist.all_reduce(iterations, op=dist.ReduceOp.MAX, group=self.ranks.control_group)
+        return int(iterations.item())
 
     def _report_saves(self, outcomes: list[SaveOutcome]) -> None:
         for outcome in outcomes:

@@ -90,7 +90,7 @@ def _choose(root: Path, step: int | None) -> Chain | None:
 
 
 def restore_run(
-    chain: Chain, config: Config, sharded: ShardedModel, dataset: Dataset, ranks: Ranks, *, weights_only: bool
+    chain: Chain, config: Config, sharded: ShardedModel, dataset: Dataset, ranks: Ranks, *, position: bool
 ) -> RestoredRun:
     """Read a chain into the live shards, dense parameters and optimizers.
 
@@ -100,7 +100,7 @@ def restore_run(
         sharded: this rank's part; written in place.
         dataset: what the model will be used on.
         ranks: the process group.
-        weights_only: take weights and optimizer state but neither position nor random state (`--init-from`).
+        position: also put back the random state; otherwise only weights and optimizer state are taken.
 
     Raises:
         CheckpointError: tables or dense parameters that don't match, each named.
@@ -117,10 +117,9 @@ def restore_run(
         allow_split_row_state=config.sharding.allow_split_row_state,
     )
     sharded.load_dense_state(restored.dense)
-    if not weights_only:
-        sharded.set_table_iterations(restored.extra["table_iterations"])
-        if restored.rank_state is not None:
-            restore_random_state(restored.rank_state)
+    sharded.set_table_iterations(restored.extra["table_iterations"])
+    if position and restored.rank_state is not None:
+        restore_random_state(restored.rank_state)
     return RestoredRun(
         step=restored.step,
         cursor=restored.cursor or None,

@@ -1,6 +1,6 @@
 """The table at the end of a run."""
 
-from dlrm_scale.train.trainer import RunResult
+from dlrm_scale.train.run_result import RunResult
 from dlrm_scale.units import format_bytes, format_count, format_seconds
 
 __all__ = ["metric_rows", "summary_table", "text_table"]

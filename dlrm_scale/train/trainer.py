@@ -2,16 +2,14 @@
 
 import json
 import os
-import resource
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from dlrm_scale import __version__
-from dlrm_scale.checkpoint import CheckpointEngine
+from dlrm_scale.checkpoint import Chain, CheckpointEngine
 from dlrm_scale.config import Config
 from dlrm_scale.data.dataset import Dataset
 from dlrm_scale.data.loader import EvalLoader, TrainLoader
@@ -22,59 +20,18 @@ from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
 from dlrm_scale.touched_rows import TouchedRows
 from dlrm_scale.train.evaluate import evaluate_batches
 from dlrm_scale.train.feature_mapping import feature_mapping
-from dlrm_scale.train.loop import LoopEnd, TrainingLoop
+from dlrm_scale.train.loop import TrainingLoop
 from dlrm_scale.train.metrics import ClickMetrics
 from dlrm_scale.train.plan_table import describe_plan
 from dlrm_scale.train.report import RunReport
 from dlrm_scale.train.resume import RestoredRun, agree_on_chain, restore_run
 from dlrm_scale.train.run_folder import RunFolder, RunRequest
+from dlrm_scale.train.run_result import RunResult, make_result
 from dlrm_scale.train.schedule import multiplier
 from dlrm_scale.train.setup import ModelOnRanks, build_on_ranks, device_kind, pipeline_kind, set_threads
 from dlrm_scale.train.stop import StopRequest
-from dlrm_scale.units import KIB
 
-__all__ = ["RunResult", "train_rank"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
-    """The summary of a start of a run; also `result.json`.
-
-    Attributes:
-        state: `finished` or `stopped`.
-        step: completed steps of the run.
-        start_step: step that this start began with.
-        ranks: how many ranks trained.
-        rows: training rows of this start.
-        seconds: wall time of the loop, without evaluation.
-        samples_per_second: rows over seconds.
-        data_wait_share: share of seconds in which rank 0 waited for batches.
-        checkpoint_stall_share: share of seconds in which rank 0 was stalled by checkpoints.
-        loss: mean training loss of the last log window; None without steps.
-        validation: metrics of the last validation; None after a stop or without such rows.
-        baseline_bytes: bytes of the last committed baseline, or None.
-        delta_bytes: mean bytes of the committed deltas, or None.
-        checkpoints_committed: of this start.
-        checkpoints_failed: of this start.
-        peak_memory_bytes: largest resident host memory of a rank's process, over ranks.
-    """
-
-    state: str
-    step: int
-    start_step: int
-    ranks: int
-    rows: int
-    seconds: float
-    samples_per_second: float
-    data_wait_share: float
-    checkpoint_stall_share: float
-    loss: float | None
-    validation: dict[str, object] | None
-    baseline_bytes: int | None
-    delta_bytes: float | None
-    checkpoints_committed: int
-    checkpoints_failed: int
-    peak_memory_bytes: int
+__all__ = ["train_rank"]
 
 
 def train_rank(request: RunRequest, stop: StopRequest) -> RunResult:
@@ -98,27 +55,34 @@ def train_rank(request: RunRequest, stop: StopRequest) -> RunResult:
 
 
 def _train(request: RunRequest, stop: StopRequest, ranks: Ranks) -> RunResult:
-    config, folder = request.config, request.folder
+    config = request.config
     dataset = Dataset.open(Path(config.data.path))
-    model = build_on_ranks(config, dataset, ranks)
-    sharded = model.sharded
-    notes = [f"changed by --set: {path} from {before} to {after}" for path, before, after in request.changes]
-
-    restored = _restore(request, model, dataset, ranks, notes)
-    resumed = restored if request.resume else None
-    start_step = resumed.step if resumed else 0
-    cursor = resumed.cursor if resumed else None
-
+    chain = _find_chain(request, ranks)
     loader = TrainLoader(
         dataset,
         config.data,
         rank=ranks.rank,
         ranks=ranks.ranks,
         epochs=config.train.epochs,
-        cursor=cursor,
+        cursor=chain.tip.cursor or None if chain is not None and request.resume else None,
         pin_memory=ranks.device.type == "cuda",
     )
-    loader.read_ahead()
+    try:
+        # the first batch is ready by the time that the model is
+        loader.read_ahead()
+        return _train_on(dataset, loader, chain, request, stop, ranks)
+    finally:
+        loader.close()
+
+
+def _train_on(
+    dataset: Dataset, loader: TrainLoader, chain: Chain | None, request: RunRequest, stop: StopRequest, ranks: Ranks
+) -> RunResult:
+    config, folder = request.config, request.folder
+    model = build_on_ranks(config, dataset, ranks)
+    sharded = model.sharded
+    notes = [f"changed by --set: {path} from {before} to {after}" for path, before, after in request.changes]
+    resumed = _fill(model, chain, dataset, request, ranks, notes)
     # only now: a mistake found above leaves no folder behind
     _claim_folder(request, ranks)
     touched = TouchedRows([shard.region.rows for shard in sharded.local_shards], ranks.device)
@@ -150,6 +114,7 @@ def _train(request: RunRequest, stop: StopRequest, ranks: Ranks) -> RunResult:
         )
         return evaluate_batches(evaluation.run, batches, ranks)
 
+    start_step = resumed.step if resumed else 0
     total_steps = min(config.train.max_steps or loader.total_steps, loader.total_steps)
     report = RunReport(folder, total_steps, start_step) if ranks.rank == 0 else None
     loop = TrainingLoop(
@@ -164,23 +129,22 @@ def _train(request: RunRequest, stop: StopRequest, ranks: Ranks) -> RunResult:
         validate=validate,
         report=report,
         start_step=start_step,
-        cursor=cursor,
+        cursor=resumed.cursor if resumed else None,
         record={"feature_mapping": feature_mapping(dataset)},
     )
     try:
         if report is None:
-            return _finish(loop, dataset, None, config, folder, ranks)
+            return _finish(loop, dataset, None, folder, ranks)
         save_plan(folder.plan, sharded.layout)
         with report:
             _introduce(report, model, dataset, loader, ranks, start_step, config, notes)
-            return _finish(loop, dataset, report, config, folder, ranks)
+            return _finish(loop, dataset, report, folder, ranks)
     finally:
-        loader.close()
         engine.close()
 
 
 def _finish(
-    loop: TrainingLoop, dataset: Dataset, report: RunReport | None, config: Config, folder: RunFolder, ranks: Ranks
+    loop: TrainingLoop, dataset: Dataset, report: RunReport | None, folder: RunFolder, ranks: Ranks
 ) -> RunResult:
     end = loop.run()
     validation = None
@@ -188,7 +152,7 @@ def _finish(
         validation = loop.validate(0)
         if report is not None:
             report.record("validation", end.step, validation.as_dict())
-    result = _result(end, loop.start_step, validation, ranks)
+    result = make_result(end, loop.start_step, validation, ranks)
     if report is not None:
         values = asdict(result)
         report.record("end", end.step, values)
@@ -213,26 +177,39 @@ def _claim_folder(request: RunRequest, ranks: Ranks) -> None:
         raise failure
 
 
-def _restore(
-    request: RunRequest, model: ModelOnRanks, dataset: Dataset, ranks: Ranks, notes: list[str]
-) -> RestoredRun | None:
-    root = request.folder.checkpoints
-    if request.init_from:
-        root = RunFolder(path=Path(request.init_from)).checkpoints
-    chain = agree_on_chain(root, ranks) if request.resume or request.init_from else None
+def _find_chain(request: RunRequest, ranks: Ranks) -> Chain | None:
+    if request.resume:
+        return agree_on_chain(request.folder.checkpoints, ranks)
+    if not request.init_from:
+        return None
+    chain = agree_on_chain(RunFolder(path=Path(request.init_from)).checkpoints, ranks)
     if chain is None:
-        if request.init_from:
-            raise CheckpointError(f"--init-from {request.init_from}: that run has no checkpoint")
+        raise CheckpointError(f"--init-from {request.init_from}: that run has no checkpoint")
+    return chain
+
+
+def _fill(
+    model: ModelOnRanks,
+    chain: Chain | None,
+    dataset: Dataset,
+    request: RunRequest,
+    ranks: Ranks,
+    notes: list[str],
+) -> RestoredRun | None:
+    """Give the model its values; return where a resumed run stands, None for a new one."""
+    if chain is None:
         if request.resume:
             notes.append("the run has no checkpoint yet: starting from its beginning")
         model.fill_initial_rows(request.config.model.seed)
         return None
     started = time.perf_counter()
-    restored = restore_run(chain, request.config, model.sharded, dataset, ranks, weights_only=bool(request.init_from))
+    restored = restore_run(chain, request.config, model.sharded, dataset, ranks, position=request.resume)
     notes.extend(restored.notes)
-    what = f"weights and optimizer state of {request.init_from}" if request.init_from else "the run"
+    what = "the run" if request.resume else f"weights and optimizer state of {request.init_from}"
     notes.append(f"restored {what} at step {restored.step} in {time.perf_counter() - started:.1f} s")
-    if request.resume and not restored.same_ranks:
+    if not request.resume:
+        return None
+    if not restored.same_ranks:
         notes.append("the number of ranks changed: rows and state are exact, losses agree to rounding")
     return restored
 
@@ -263,34 +240,4 @@ def _introduce(
         "start",
         start_step,
         {"ranks": ranks.ranks, "version": __version__, "torch": torch.__version__, "time": time.time()},
-    )
-
-
-def _peak_memory_bytes(ranks: Ranks) -> int:
-    peak = torch.tensor([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB])
-    dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=ranks.control_group)
-    return int(peak.item())
-
-
-def _result(end: LoopEnd, start_step: int, validation: ClickMetrics | None, ranks: Ranks) -> RunResult:
-    committed = [outcome for outcome in end.outcomes if outcome.committed]
-    baselines = [outcome.bytes for outcome in committed if outcome.kind == "baseline"]
-    deltas = [outcome.bytes for outcome in committed if outcome.kind == "delta"]
-    return RunResult(
-        state=end.state,
-        step=end.step,
-        start_step=start_step,
-        ranks=ranks.ranks,
-        rows=end.rows,
-        seconds=end.seconds,
-        samples_per_second=end.rows / end.seconds,
-        data_wait_share=end.data_wait_seconds / end.seconds,
-        checkpoint_stall_share=end.checkpoint_seconds / end.seconds,
-        loss=end.final_loss,
-        validation=validation.as_dict() if validation else None,
-        baseline_bytes=baselines[-1] if baselines else None,
-        delta_bytes=sum(deltas) / len(deltas) if deltas else None,
-        checkpoints_committed=len(committed),
-        checkpoints_failed=len(end.outcomes) - len(committed),
-        peak_memory_bytes=_peak_memory_bytes(ranks),
     )

@@ -14,8 +14,9 @@ from dlrm_scale.layout import LocalShard, ShardLayout, ShardRegion, TableLayout
 from dlrm_scale.schema import TableSpec
 from dlrm_scale.train.loop import TrainingLoop
 from dlrm_scale.train.run_folder import resolve_run
+from dlrm_scale.train.run_result import RunResult
 from dlrm_scale.train.stop import StopRequest
-from dlrm_scale.train.trainer import RunResult, train_rank
+from dlrm_scale.train.trainer import train_rank
 from tests.support.datasets import row_numbers
 from tests.support.rank_runner import run_ranks
 

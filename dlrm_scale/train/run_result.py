@@ -1,0 +1,93 @@
+"""The summary of one start of a run."""
+
+import resource
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from dlrm_scale.sharding.ranks import Ranks
+from dlrm_scale.train.loop import LoopEnd
+from dlrm_scale.train.metrics import ClickMetrics
+from dlrm_scale.units import KIB
+
+__all__ = ["RunResult", "make_result"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """The summary of a start of a run; also `result.json`.
+
+    Attributes:
+        state: `finished` or `stopped`.
+        step: completed steps of the run.
+        start_step: step that this start began with.
+        ranks: how many ranks trained.
+        rows: training rows of this start.
+        seconds: wall time of the loop, without evaluation.
+        samples_per_second: rows over seconds.
+        data_wait_share: share of seconds in which rank 0 waited for batches.
+        checkpoint_stall_share: share of seconds in which rank 0 was stalled by checkpoints.
+        loss: mean training loss of the last log window; None without steps.
+        validation: metrics of the last validation; None after a stop or without such rows.
+        baseline_bytes: bytes of the last committed baseline, or None.
+        delta_bytes: mean bytes of the committed deltas, or None.
+        checkpoints_committed: of this start.
+        checkpoints_failed: of this start.
+        peak_memory_bytes: largest resident host memory of a rank's process, over ranks.
+    """
+
+    state: str
+    step: int
+    start_step: int
+    ranks: int
+    rows: int
+    seconds: float
+    samples_per_second: float
+    data_wait_share: float
+    checkpoint_stall_share: float
+    loss: float | None
+    validation: dict[str, object] | None
+    baseline_bytes: int | None
+    delta_bytes: float | None
+    checkpoints_committed: int
+    checkpoints_failed: int
+    peak_memory_bytes: int
+
+
+def make_result(end: LoopEnd, start_step: int, validation: ClickMetrics | None, ranks: Ranks) -> RunResult:
+    """Sum up a start of a run; a collective.
+
+    Args:
+        end: how the loop ended.
+        start_step: step it began with.
+        validation: of the whole split, if there was one.
+        ranks: the process group.
+    """
+    committed = [outcome for outcome in end.outcomes if outcome.committed]
+    baselines = [outcome.bytes for outcome in committed if outcome.kind == "baseline"]
+    deltas = [outcome.bytes for outcome in committed if outcome.kind == "delta"]
+    return RunResult(
+        state=end.state,
+        step=end.step,
+        start_step=start_step,
+        ranks=ranks.ranks,
+        rows=end.rows,
+        seconds=end.seconds,
+        samples_per_second=end.rows / end.seconds,
+        data_wait_share=end.data_wait_seconds / end.seconds,
+        checkpoint_stall_share=end.checkpoint_seconds / end.seconds,
+        loss=end.final_loss,
+        validation=validation.as_dict() if validation else None,
+        baseline_bytes=baselines[-1] if baselines else None,
+        delta_bytes=sum(deltas) / len(deltas) if deltas else None,
+        checkpoints_committed=len(committed),
+        checkpoints_failed=len(end.outcomes) - len(committed),
+        peak_memory_bytes=_peak_memory_bytes(ranks),
+    )
+
+
+def _peak_memory_bytes(ranks: Ranks) -> int:
+    peak = torch.tensor([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB])
+    dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=ranks.control_group)
+    return int(peak.item())
