@@ -7,6 +7,7 @@ from dlrm_scale.config import Config
 from dlrm_scale.data.dataset import Dataset
 from dlrm_scale.data.loader import EvalLoader
 from dlrm_scale.errors import CheckpointError
+from dlrm_scale.install import check_install
 from dlrm_scale.sharding.pipeline import make_eval_pipeline
 from dlrm_scale.sharding.ranks import close_ranks, init_ranks
 from dlrm_scale.train.evaluate import evaluate_batches
@@ -60,7 +61,9 @@ def evaluate_rank(request: EvaluationRequest, stop: StopRequest) -> EvaluationRe
         CheckpointError: no checkpoint, or one that doesn't fit; DatasetError: a dataset that doesn't fit.
     """
     config = request.config
-    ranks = init_ranks(device_kind(config), config.train.collective_timeout_seconds)
+    kind = device_kind(config)
+    check_install(device=kind)
+    ranks = init_ranks(kind, config.train.collective_timeout_seconds)
     try:
         set_threads(config, ranks.local_ranks)
         dataset = Dataset.open(Path(request.data))

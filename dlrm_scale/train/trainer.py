@@ -14,6 +14,7 @@ from dlrm_scale.config import Config
 from dlrm_scale.data.dataset import Dataset
 from dlrm_scale.data.loader import EvalLoader, TrainLoader
 from dlrm_scale.errors import CheckpointError, ConfigError
+from dlrm_scale.install import check_install
 from dlrm_scale.sharding.pipeline import make_eval_pipeline, make_train_pipeline
 from dlrm_scale.sharding.plan_file import save_plan
 from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
@@ -46,6 +47,7 @@ def train_rank(request: RunRequest, stop: StopRequest) -> RunResult:
     """
     config = request.config
     kind = device_kind(config)
+    check_install(device=kind)
     ranks = init_ranks(kind, config.train.collective_timeout_seconds)
     try:
         set_threads(config, ranks.local_ranks)

@@ -130,7 +130,7 @@ def kill_before_operations(root: Path, stride: int) -> dict[str, Any]:
     for index in range(0, operations, stride):
         shutil.rmtree(copy)
         shutil.copytree(first, copy)
-        code, lines = finish(*fork(lambda pipe, k=index: train(copy, pipe, 3, k)))  # type: ignore[misc]
+        code, lines = finish(*fork(lambda pipe, k=index: train(copy, pipe, 3, k)))
         # The ranks' operations interleave anew each time, so that the last ones may not come.
         assert code in (0, -signal.SIGKILL)
         kills += code == -signal.SIGKILL
@@ -166,7 +166,7 @@ def kill_one_rank(root: Path) -> dict[str, Any]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    children = [fork(lambda pipe, r=rank: train_rank(root / "ck", pipe, r, port)) for rank in range(2)]  # type: ignore[misc]
+    children = [fork(lambda pipe, r=rank: train_rank(root / "ck", pipe, r, port)) for rank in range(2)]
     results = [finish(*child) for child in children]
     assert [code for code, _ in results] == [0, -signal.SIGKILL], results
     return {"outcomes": results[0][1], "found": check_disk(root / "ck")}

@@ -169,20 +169,20 @@ def _write_with_hash(path: Path, manifest: dict[str, object]) -> None:
 
 
 HOSTILE: dict[str, Callable[[dict[str, object]], object]] = {
-    "breaks the format at files": lambda m: m["files"][0].update(name="data/../../secret.safetensors"),  # type: ignore[index]
-    "breaks the format at parent": lambda m: m["parent"].update(name="manifests/../../x-s1.json"),  # type: ignore[attr-defined]
+    "breaks the format at files": lambda m: m["files"][0].update(name="data/../../secret.safetensors"),
+    "breaks the format at parent": lambda m: m["parent"].update(name="manifests/../../x-s1.json"),
     "reads up to 1": lambda m: m.update(major=2),
     "breaks the format at step": lambda m: m.update(step=-1),
-    "wrong size or place": lambda m: m["files"][0]["entries"][0]["tensors"]["weight"].update(offset_bytes=2**60),  # type: ignore[index]
-    "rows in the range": lambda m: m["files"][0]["entries"][0].update(rows=10**15),  # type: ignore[index]
-    "are missing": lambda m: m["files"][0].update(entries=m["files"][0]["entries"][1:]),  # type: ignore[index]
-    "are there twice": lambda m: m["files"][0]["entries"].append(m["files"][0]["entries"][0]),  # type: ignore[index]
+    "wrong size or place": lambda m: m["files"][0]["entries"][0]["tensors"]["weight"].update(offset_bytes=2**60),
+    "rows in the range": lambda m: m["files"][0]["entries"][0].update(rows=10**15),
+    "are missing": lambda m: m["files"][0].update(entries=m["files"][0]["entries"][1:]),
+    "are there twice": lambda m: m["files"][0]["entries"].append(m["files"][0]["entries"][0]),
     "files of ranks": lambda m: m.update(ranks=3),
-    "its parent has sequence number": lambda m: m["parent"].update(name="manifests/00000006-s2.json"),  # type: ignore[attr-defined]
+    "its parent has sequence number": lambda m: m["parent"].update(name="manifests/00000006-s2.json"),
     "a delta without parent": lambda m: m.update(parent=None),
-    "unknown table": lambda m: m["files"][0]["entries"][0].update(table="C9"),  # type: ignore[index]
-    "is listed twice": lambda m: m["tables"].append(m["tables"][0]),  # type: ignore[attr-defined]
-    "lie outside": lambda m: m["tables"][0].update(rows=50),  # type: ignore[index]
+    "unknown table": lambda m: m["files"][0]["entries"][0].update(table="C9"),
+    "is listed twice": lambda m: m["tables"].append(m["tables"][0]),
+    "lie outside": lambda m: m["tables"][0].update(rows=50),
 }
 
 

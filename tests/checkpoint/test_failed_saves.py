@@ -165,11 +165,11 @@ def test_a_store_that_breaks_after_the_commit_makes_no_rank_forget_rows(tmp_path
     run.set_vote_timeout(0.5)
     ballot = run.engines[0]._ballot
     announce = ballot.announce
-    ballot.announce = lambda *_: (_ for _ in ()).throw(RuntimeError("store is gone"))  # type: ignore[method-assign]
+    ballot.announce = lambda *_: (_ for _ in ()).throw(RuntimeError("store is gone"))
     first, second = run.save_all(2)
     assert (first.committed, second.committed) == (True, False)
     assert "store is gone" in str(first.warning)
-    ballot.announce = announce  # type: ignore[method-assign]
+    ballot.announce = announce
     run.set_vote_timeout(60)
     run.change("C1", [2], 1.0)
     assert run.save(3).committed

@@ -29,4 +29,4 @@ def test_a_fault_is_found_exactly_when_some_cell_is_not_covered_once(rectangles:
         for cell in count:
             count[cell] += row_start <= cell[0] < row_end and column_start <= cell[1] < column_end
     sound = all(n == 1 for n in count.values())
-    assert (tiling_fault(rectangles, 5, 5) is None) == sound  # type: ignore[arg-type]
+    assert (tiling_fault(rectangles, 5, 5) is None) == sound

@@ -99,7 +99,7 @@ def test_verify_passes_whole_datasets_and_names_damaged_files(
 
 def test_the_options_are_these(capsys: pytest.CaptureFixture[str]) -> None:
     root = typer.main.get_command(app)
-    commands = root.commands  # type: ignore[attr-defined]
+    commands = root.commands
     options = {name for parameter in commands["preprocess"].params for name in parameter.opts}
     assert options == {
         "inputs",

@@ -382,7 +382,7 @@ def test_odd_inputs_and_contradicting_options_are_refused(tmp_path: Path) -> Non
         (DatasetError, "is not a dataset", file, {"vocabulary_from": tmp_path / "absent"}),
     ):
         with pytest.raises(error, match=message):
-            _run(paths, out, **options)  # type: ignore[arg-type]
+            _run(paths, out, **options)
     assert not out.exists()
 
 

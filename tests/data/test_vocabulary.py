@@ -161,7 +161,7 @@ def test_a_saved_vocabulary_maps_as_before(tmp_path: Path, method: str) -> None:
     if method == "frequency":
         made = frequency_vocabulary("C7", ids, random.integers(1, 9, 3000), threshold=2)
     else:
-        made = hashed_vocabulary("C7", method, rows=500)  # type: ignore[arg-type]
+        made = hashed_vocabulary("C7", method, rows=500)
     save_vocabulary(tmp_path, made)
     loaded = load_vocabulary(tmp_path, "C7")
     asked = [*ids.tolist(), *range(100)]

@@ -66,4 +66,4 @@ def test_a_broken_toml_file_is_named(tmp_path: Path) -> None:
 def test_a_config_is_frozen() -> None:
     config = load_config("sample")
     with pytest.raises(ValueError, match="frozen"):
-        config.data.batch_size = 3  # type: ignore[misc]
+        config.data.batch_size = 3

@@ -102,7 +102,7 @@ def rank_batches(batches: Sequence[GlobalBatch], tables: Sequence[TableSpec], ra
 def train(run: Run, batches: Sequence[GlobalBatch], ranks: Ranks) -> Left:
     """Train over all batches."""
     sharded = build(run.config, run.tables, ranks)
-    pipeline = make_train_pipeline(sharded, run.pipeline)  # type: ignore[arg-type]
+    pipeline = make_train_pipeline(sharded, run.pipeline)
     source = rank_batches(batches, run.tables, ranks)
     losses = []
     for step in range(len(batches)):

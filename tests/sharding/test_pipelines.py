@@ -37,8 +37,8 @@ def _train_and_evaluate(
     touched = TouchedRows([s.region.rows for s in sharded.local_shards])
     sharded.track(touched)
     touched.enabled = True
-    pipeline = make_train_pipeline(sharded, training)  # type: ignore[arg-type]
-    scorer = make_eval_pipeline(sharded, evaluation) if evaluation else None  # type: ignore[arg-type]
+    pipeline = make_train_pipeline(sharded, training)
+    scorer = make_eval_pipeline(sharded, evaluation) if evaluation else None
     source = rank_batches([*TRAIN, *TRAIN], tables, ranks)
     losses, rows, scores = [], [], []
     step = 0
@@ -113,7 +113,7 @@ def _scores_after_training(evaluation: str, steps: int) -> list[torch.Tensor]:
     pipeline = make_train_pipeline(sharded, "sparse_dist")
     for _ in range(steps):
         pipeline.progress(source)
-    run = make_eval_pipeline(sharded, evaluation).run(rank_batches(HELD_OUT, TABLES, ranks))  # type: ignore[arg-type]
+    run = make_eval_pipeline(sharded, evaluation).run(rank_batches(HELD_OUT, TABLES, ranks))
     return [logits[: batch.rows_local] for batch, _, logits in run]
 
 
@@ -138,7 +138,7 @@ def _count_steps(numbers: list[int]) -> list[tuple[int, list[list[float]], int]]
     results = []
     for training in KINDS:
         sharded = build(make_config(), TABLES, ranks)
-        pipeline = make_train_pipeline(sharded, training)  # type: ignore[arg-type]
+        pipeline = make_train_pipeline(sharded, training)
         for number in numbers:
             rows = list(_until_exhausted(pipeline, rank_batches(TRAIN[:number], TABLES, ranks)))
             again = list(_until_exhausted(pipeline, rank_batches(TRAIN[:number], TABLES, ranks)))
@@ -146,7 +146,7 @@ def _count_steps(numbers: list[int]) -> list[tuple[int, list[list[float]], int]]
     return results
 
 
-def _until_exhausted(pipeline, batches: Iterator[Batch]) -> Iterator[list[float]]:  # type: ignore[no-untyped-def]
+def _until_exhausted(pipeline, batches: Iterator[Batch]) -> Iterator[list[float]]:
     while True:
         try:
             yield _row_marks(pipeline.progress(batches)[0])
@@ -175,7 +175,7 @@ def _steps_before_error(good: int) -> list[str]:
     ranks = init_ranks("cpu", 60)
     messages = []
     for training in KINDS:
-        pipeline = make_train_pipeline(build(make_config(), TABLES, ranks), training)  # type: ignore[arg-type]
+        pipeline = make_train_pipeline(build(make_config(), TABLES, ranks), training)
         source = _failing(rank_batches(TRAIN, TABLES, ranks), good)
         try:
             for _ in range(good + 1):
@@ -233,7 +233,7 @@ def _all_types_evaluate() -> None:
         sharded = build(make_config(kind), tables, ranks)
         scores = []
         for evaluation in KINDS:
-            run = make_eval_pipeline(sharded, evaluation).run(rank_batches(HELD_OUT, tables, ranks))  # type: ignore[arg-type]
+            run = make_eval_pipeline(sharded, evaluation).run(rank_batches(HELD_OUT, tables, ranks))
             scores.append([logits for _, _, logits in run])
         assert _equal(scores[0], scores[1]), kind
 

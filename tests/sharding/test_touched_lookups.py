@@ -40,7 +40,7 @@ def _follow(kind: str, pipeline_kind: str, ranks: Ranks) -> None:
     touched = TouchedRows([s.region.rows for s in sharded.local_shards])
     sharded.track(touched)
     source = rank_batches(batches, tables, ranks)
-    pipeline = make_train_pipeline(sharded, pipeline_kind)  # type: ignore[arg-type]
+    pipeline = make_train_pipeline(sharded, pipeline_kind)
 
     pipeline.progress(source)
     assert not any(_marked(sharded, touched)), f"{what}: marked while disabled"
@@ -63,7 +63,7 @@ def _follow(kind: str, pipeline_kind: str, ranks: Ranks) -> None:
 
     touched.freeze()  # the next interval starts empty; it must not hold the batches that are in flight
     assert not any(_marked(sharded, touched)), what
-    for _ in make_eval_pipeline(sharded, pipeline_kind).run(rank_batches(batches, tables, ranks)):  # type: ignore[arg-type]
+    for _ in make_eval_pipeline(sharded, pipeline_kind).run(rank_batches(batches, tables, ranks)):
         pass
     assert not any(_marked(sharded, touched)), f"{what}: evaluation marked rows"
     for _ in range(2):

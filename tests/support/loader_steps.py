@@ -17,7 +17,7 @@ Step = list[Batch]
 
 def evaluate(dataset: Dataset, ranks: int, **arguments: object) -> list[Step]:
     """Run evaluation loaders of all ranks side by side; all must end together."""
-    loaders = [EvalLoader(dataset, rank=rank, ranks=ranks, **arguments) for rank in range(ranks)]  # type: ignore[arg-type]
+    loaders = [EvalLoader(dataset, rank=rank, ranks=ranks, **arguments) for rank in range(ranks)]
     return [list(step) for step in zip(*loaders, strict=True)]
 
 

@@ -89,11 +89,11 @@ def _train(run: str, dataset: str, overrides: list[str], resume: bool, init_from
         assert len(sparse) <= 1
         rates.append((*dense, *(sparse or {-1.0})))
 
-    TrainingLoop._note, TrainingLoop._set_learning_rates = watched_note, watched_rate  # type: ignore[method-assign]
+    TrainingLoop._note, TrainingLoop._set_learning_rates = watched_note, watched_rate
     try:
         result = train_rank(request, StopRequest())
     finally:
-        TrainingLoop._note, TrainingLoop._set_learning_rates = note, rate  # type: ignore[method-assign]
+        TrainingLoop._note, TrainingLoop._set_learning_rates = note, rate
     return Observed(result=result, rows_per_step=rows, learning_rates=rates[: len(rows)])
 
 

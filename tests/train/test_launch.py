@@ -42,7 +42,7 @@ def _until_stopped(folder: str, stop: StopRequest) -> str:
     return stop.signal_name
 
 
-def _wait_for(condition) -> None:  # type: ignore[no-untyped-def]
+def _wait_for(condition) -> None:
     end = time.monotonic() + _LIMIT_SECONDS
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
