@@ -21,13 +21,22 @@ class RunReport:
         total_steps: for the bar's time left.
         start_step: 0, or the step a resumed run starts from; later TensorBoard points are dropped.
         quiet: nothing on the terminal.
+        console: where to show; stderr by default.
     """
 
-    def __init__(self, folder: RunFolder, total_steps: int, start_step: int, *, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        total_steps: int,
+        start_step: int,
+        *,
+        quiet: bool = False,
+        console: Console | None = None,
+    ) -> None:
         # the import costs 0.5 s and only rank 0 needs it
         from torch.utils.tensorboard import SummaryWriter
 
-        self._console = Console(file=sys.stderr, quiet=quiet)
+        self._console = console or Console(file=sys.stderr, quiet=quiet)
         self._log = folder.log.open("a")
         self._board = SummaryWriter(str(folder.tensorboard), purge_step=start_step + 1 if start_step else None)
         self._bar: Progress | None = None

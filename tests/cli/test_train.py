@@ -88,6 +88,18 @@ def test_a_run_killed_in_the_middle_resumes_bit_for_bit(dataset: Path, tmp_path:
     assert same_tables(read_tables(killed), read_tables(straight))
 
 
+def test_ranks_of_torchrun_join_and_only_one_reports(dataset: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "dlrm_scale"]
+    arguments = _arguments(tmp_path / "run", dataset, "train.max_steps=6")
+    without_nproc = [argument for argument in arguments if argument not in ("--nproc", "2")]
+    ended = subprocess.run(
+        [*command, *without_nproc, "--json"], capture_output=True, text=True, timeout=_LIMIT_SECONDS, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads(ended.stdout)
+    assert (result["ranks"], result["step"], result["state"]) == (2, 6, "finished")
+
+
 def test_a_signal_finishes_the_step_commits_and_exits_with_zero(dataset: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = _start(*_arguments(run, dataset, "checkpoint.every_steps=0"))
