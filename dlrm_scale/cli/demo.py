@@ -17,7 +17,7 @@ from dlrm_scale.errors import TrainingError
 __all__ = ["demo"]
 
 _KILL_SHARE = 0.5
-"""The second run is killed once a checkpoint past this share of its steps is committed."""
+"""The second run is killed once a delta past this share of its steps is committed."""
 
 
 def demo(
@@ -72,15 +72,15 @@ def _command(what: str, *arguments: str) -> None:
 
 
 def _train_and_kill(arguments: list[str], run: Path, steps: int) -> int:
-    """Start a run and SIGKILL its launcher and ranks after a checkpoint past the middle; return its step."""
+    """Start a run and SIGKILL its launcher and ranks after a delta past the middle; return its step."""
     process = subprocess.Popen(
         [sys.executable, "-m", "dlrm_scale", *arguments], start_new_session=True, stderr=subprocess.DEVNULL
     )
     try:
         while process.poll() is None:
-            committed = _committed_step(run)
+            committed = _committed_delta(run)
             if committed >= steps * _KILL_SHARE:
-                typer.echo(f"killed after the checkpoint of step {committed} of {steps}")
+                typer.echo(f"killed after the delta of step {committed} of {steps}")
                 return committed
             time.sleep(0.05)
     finally:
@@ -90,13 +90,15 @@ def _train_and_kill(arguments: list[str], run: Path, steps: int) -> int:
     raise TrainingError("the run that was to be killed ended by itself")
 
 
-def _committed_step(run: Path) -> int:
+def _committed_delta(run: Path) -> int:
+    """Step of the newest committed checkpoint if it is a delta, else 0."""
     log = run / "log.jsonl"
     if not log.is_file():
         return 0
     # the last line may be half written
-    lines = log.read_text().split("\n")[:-1]
-    return max((e["step"] for e in map(json.loads, lines) if e["event"] == "checkpoint" and e["committed"]), default=0)
+    records = [json.loads(line) for line in log.read_text().split("\n")[:-1]]
+    saved = [record for record in records if record["event"] == "checkpoint" and record["committed"]]
+    return int(saved[-1]["step"]) if saved and saved[-1]["kind"] == "delta" else 0
 
 
 def _records(run: Path, event: str) -> list[dict[str, Any]]:
@@ -140,7 +142,7 @@ def _table(raw: Path, runs: Path, killed_at: int, seconds: float) -> str:
         ("logloss on the last day", f"{reached['logloss']:.4f} (attainable {attainable['logloss']:.4f})"),
         ("bytes of a full checkpoint", format_bytes(result["baseline_bytes"])),
         ("bytes of a delta (mean)", format_bytes(result["delta_bytes"])),
-        ("killed after the checkpoint of step", f"{killed_at}; resumed at step {resumed['start_step']}"),
+        ("killed after the delta of step", f"{killed_at}; resumed at step {resumed['start_step']}"),
         ("resumed run", "equals the uninterrupted one bit for bit" if _equal_results(runs) else "DIFFERS"),
         ("time of this demo, without the install", format_seconds(seconds)),
     ]
