@@ -22,7 +22,7 @@ _KILL_SHARE = 0.5
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for data and runs.")] = Path("data/demo"),
-    rows: Annotated[int, typer.Option(help="Rows to generate.", min=1000)] = 1_000_000,
+    rows: Annotated[int, typer.Option(help="Rows to generate.", min=20_000)] = 1_000_000,
     days: Annotated[int, typer.Option(help="Day files; the last is for validation.", min=2)] = 4,
     seed: Annotated[int, typer.Option(help="Seed of the generated rows.")] = 1,
     nproc: Annotated[int | None, typer.Option(help="Ranks. Default: up to two GPUs, or two on CPU.", min=1)] = None,
@@ -39,9 +39,10 @@ def demo(
     shutil.rmtree(runs, ignore_errors=True)
 
     ranks = ["--nproc", str(nproc or _default_ranks())]
-    _command("train", *_train(dataset, runs / "straight"), *ranks)
+    steps = _steps(dataset)
+    _command("train", *_train(dataset, runs / "straight", steps), *ranks)
     _announce("train again and kill every process in the middle (SIGKILL)")
-    killed_at = _train_and_kill([*_train(dataset, runs / "killed"), *ranks], runs / "killed", _steps(runs / "straight"))
+    killed_at = _train_and_kill([*_train(dataset, runs / "killed", steps), *ranks], runs / "killed", steps)
     _command("resume", "train", "--resume", "auto", "--set", f"run.path={runs / 'killed'}", *ranks)
     _command("evaluate", "evaluate", str(runs / "straight"), "--data", str(dataset), *ranks)
     _command("verify", "checkpoint", "verify", str(runs / "killed"), "--level", "full")
@@ -50,8 +51,22 @@ def demo(
         raise TrainingError("the resumed run differs from the one that was not killed")
 
 
-def _train(dataset: Path, run: Path) -> list[str]:
-    return ["train", "sample", "--set", f"data.path={dataset}", "--set", f"run.path={run}"]
+def _steps(dataset: Path) -> int:
+    from dlrm_scale.data.dataset import Dataset
+    from dlrm_scale.recipes import load_config
+
+    return -(-Dataset.open(dataset).split_rows("train") // load_config("sample").data.batch_size)
+
+
+def _train(dataset: Path, run: Path, steps: int) -> list[str]:
+    # one baseline, then deltas alone, so that a short run too is killed between a delta and its end
+    settings = [
+        f"data.path={dataset}",
+        f"run.path={run}",
+        f"checkpoint.every_steps={max(1, steps // 7)}",
+        "checkpoint.baseline_ratio=100.0",
+    ]
+    return ["train", "sample", *(part for setting in settings for part in ("--set", setting))]
 
 
 def _default_ranks() -> int:
@@ -111,17 +126,13 @@ def _result(run: Path) -> dict[str, Any]:
     return result
 
 
-def _steps(run: Path) -> int:
-    return int(_result(run)["step"])
-
-
 def _equal_results(runs: Path) -> bool:
     """Bit for bit: every loss after the resume and the validation of both runs."""
     straight, killed = _result(runs / "straight"), _result(runs / "killed")
     losses = {r["step"]: r["loss"] for r in _records(runs / "straight", "train")}
     resumed = [r for r in _records(runs / "killed", "train") if r["step"] > killed["start_step"]]
     # the first window after a resume is shorter than the uninterrupted run's
-    return straight["validation"] == killed["validation"] and all(r["loss"] == losses[r["step"]] for r in resumed[-3:])
+    return straight["validation"] == killed["validation"] and all(r["loss"] == losses[r["step"]] for r in resumed[1:])
 
 
 def _table(raw: Path, runs: Path, killed_at: int, seconds: float) -> str:
