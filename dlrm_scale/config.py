@@ -131,7 +131,7 @@ class ScheduleConfig(_Section):
     warmup_steps: NonNegative = 0
     """The multiplier rises linearly to 1 over these steps."""
     decay_start_step: NonNegative = 0
-    """Step at which the decay begins."""
+    """Step at which the decay begins, at the earliest after the warm-up."""
     decay_steps: NonNegative = 0
     """Length of the decay; 0 means no decay, unless `decay_to_end`."""
     decay_to_end: bool = False
@@ -146,7 +146,7 @@ class ScheduleConfig(_Section):
 class ShardingConfig(_Section):
     """How tables are spread over ranks."""
 
-    kind: ShardingType | Literal["auto"] = "auto"
+    kind: Literal[ShardingType, "auto"] = "auto"
     """One sharding type for all tables, or auto: TorchRec's planner chooses for each table."""
     tables: dict[str, ShardingType] = Field(default_factory=dict)
     """Sharding type of single tables, by column name as in C3 = "row_wise"."""

@@ -36,6 +36,7 @@ def test_the_last_override_wins() -> None:
         ("dat.path=x", ["unknown key dat", "did you mean data", "checkpoint"]),
         ("model.kind=dcn", ["model.kind = 'dcn'", "did you mean dcnv2", "dlrm, projection, dcnv2"]),
         ("sharding.tables.C3=rowwise", ["sharding.tables.C3", "did you mean row_wise"]),
+        ("sharding.kind=rowwise", ["sharding.kind = 'rowwise' is not allowed; did you mean row_wise?", "auto)"]),
         ("data.batch_size=0", ["data.batch_size = 0", "greater than or equal to 1"]),
         ("data.batch_size=2.5", ["data.batch_size = 2.5", "integer"]),
         ("data.drop_last=1", ["data.drop_last = 1", "boolean"]),
@@ -49,6 +50,15 @@ def test_a_wrong_override_is_named_with_what_is_allowed(override: str, says: lis
         load_config("sample", [override])
     for text in says:
         assert text in str(error.value)
+
+
+def test_one_wrong_value_is_one_finding() -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config("sample", ["sharding.kind=rowwise"])
+    kinds = "table_wise, row_wise, column_wise, table_row_wise, table_column_wise, grid_shard, data_parallel, auto"
+    assert error.value.message == (
+        f"sample: sharding.kind = 'rowwise' is not allowed; did you mean row_wise? (allowed: {kinds})"
+    )
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest_name() -> None:
