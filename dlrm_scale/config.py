@@ -62,7 +62,7 @@ class DataConfig(_Section):
     """Folder that `dlrm-scale preprocess` wrote. Required."""
     batch_size: Positive = 2048
     """Global batch size in rows, over all ranks."""
-    seed: NonNegative = 0
+    seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
     """Seed of the order of rows; the order depends on the dataset, this seed and the epoch alone."""
     streams: NonNegative = 0
     """Equal streams the order is cut into (a power of two that divides the batch size); 0 chooses."""
@@ -152,7 +152,7 @@ class ShardingConfig(_Section):
     """Sharding type of single tables, by column name as in C3 = "row_wise"."""
     allow_split_row_state: bool = False
     """Allow column splits with row-wise Adagrad: each column shard keeps its own row state, another algorithm."""
-    min_columns_per_shard: Positive = 8
+    min_columns_per_shard: Annotated[int, Field(ge=4, multiple_of=4)] = 8
     """Column splits cut no narrower than this; a multiple of 4."""
     ranks_per_host: NonNegative = 0
     """Ranks that count as one host for table_row_wise, table_column_wise and grid_shard; 0: the launcher's."""

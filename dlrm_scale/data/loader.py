@@ -15,10 +15,11 @@ from dlrm_scale.batch import Batch, make_batch
 from dlrm_scale.config import DataConfig
 from dlrm_scale.data.cursor import Cursor
 from dlrm_scale.data.dataset import Dataset
-from dlrm_scale.data.order import Int64s, Order, choose_streams
+from dlrm_scale.data.order import Int64s, Order
 from dlrm_scale.data.pieces import split_pieces
 from dlrm_scale.data.prefetch import Prefetcher
 from dlrm_scale.data.record_batch_cache import RecordBatchCache
+from dlrm_scale.data.streams import choose_streams
 from dlrm_scale.data.windows import WindowBuffers
 from dlrm_scale.errors import CheckpointError, ConfigError, DatasetError
 from dlrm_scale.schema import CATEGORY_COLUMNS, INTEGER_COLUMNS

@@ -26,58 +26,22 @@ import numpy as np
 import numpy.typing as npt
 
 from dlrm_scale.data.pieces import Pieces
-from dlrm_scale.errors import ConfigError
 
 __all__ = [
-    "DEFAULT_STREAMS",
     "EpochOrder",
     "Int64s",
     "Order",
     "Share",
     "UInt32s",
     "Window",
-    "choose_streams",
     "stream_bounds",
 ]
 
 Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]
 
-DEFAULT_STREAMS = 64
 _PIECES, _WINDOWS = 0, 1
 """What random numbers are for: the highest word of Philox's counter, so that no two uses share a number."""
-
-
-def choose_streams(batch_size: int, ranks: int, streams: int = 0) -> int:
-    """Return the number of streams: as asked for, or the largest power of two that divides the batch, at most 64.
-
-    With more than 64 ranks the limit is the next power of two.
-
-    Args:
-        batch_size: global batch size in rows.
-        ranks: number of ranks; each owns at least one stream.
-        streams: what the config or cursor says; 0 chooses.
-
-    Raises:
-        ConfigError: the streams don't divide the batch, or there are more ranks than streams.
-    """
-    if streams == 0:
-        limit = max(DEFAULT_STREAMS, 1 << (ranks - 1).bit_length())
-        streams = min(batch_size & -batch_size, limit)
-        remedy = f"make data.batch_size a multiple of {1 << (ranks - 1).bit_length()}, or use at most {streams} ranks"
-    else:
-        if streams & (streams - 1) or batch_size % streams:
-            raise ConfigError(
-                f"data.streams = {streams} must be a power of two that divides data.batch_size = {batch_size}",
-                remedy=f"use {min(batch_size & -batch_size, DEFAULT_STREAMS)}, or 0 to let it be chosen",
-            )
-        remedy = f"use at most {streams} ranks; only a new run can have more streams"
-    if ranks > streams:
-        raise ConfigError(
-            f"{ranks} ranks need at least {ranks} streams, a global batch of {batch_size} rows has {streams}",
-            remedy=remedy,
-        )
-    return streams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,8 +169,7 @@ class Order:
         self, pieces: Pieces, *, seed: int, streams: int, window_rows: int, batch_size: int, drop_last: bool = False
     ) -> None:
         assert batch_size % streams == 0
-        if seed >= 1 << 64:
-            raise ConfigError(f"data.seed = {seed} is too large", remedy="use a number below 2^64")
+        assert 0 <= seed < 1 << 64
         self.rows = pieces.total_rows
         self.streams = streams
         self.window_rows = window_rows

@@ -51,6 +51,11 @@ def _describe(error: dict[str, Any]) -> str:
             + (f"; did you mean {hint}?" if hint else "")
             + f" (allowed: {', '.join(allowed)})"
         )
+    if error["type"] == "multiple_of":
+        step = int(error["ctx"]["multiple_of"])
+        below = int(error["input"]) // step * step
+        near = f"{below} or {below + step}" if below > 0 else f"{step}"
+        return f"{key} = {error['input']}: must be a multiple of {step} (the nearest allowed: {near})"
     return f"{key} = {error['input']!r}: {error['msg']}"
 
 

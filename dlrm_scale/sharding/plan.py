@@ -25,9 +25,9 @@ from dlrm_scale.layout import ShardLayout, ShardRegion, TableLayout
 from dlrm_scale.schema import TableSpec
 from dlrm_scale.sharding.plan_file import state_bytes
 from dlrm_scale.sharding.ranks import Ranks
-from dlrm_scale.sharding.rules import allowed_types
+from dlrm_scale.sharding.rules import allowed_types, device_memory_bytes
 from dlrm_scale.sharding.sharder import TableSharder
-from dlrm_scale.units import format_bytes, parse_bytes
+from dlrm_scale.units import format_bytes
 
 __all__ = ["check_agreement", "check_equal_requests", "layout_of", "make_plan"]
 
@@ -215,8 +215,9 @@ class _OrderedEnumerator(EmbeddingEnumerator):
 
 
 def _device_memory_bytes(config: Config, ranks: Ranks) -> int:
-    if config.sharding.device_memory:
-        return parse_bytes(config.sharding.device_memory)
+    stated = device_memory_bytes(config.sharding)
+    if stated is not None:
+        return stated
     if ranks.device.type == "cuda":
         return int(torch.cuda.get_device_properties(ranks.device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks.local_ranks

@@ -3,17 +3,54 @@
 import difflib
 from collections.abc import Mapping, Sequence
 
-from dlrm_scale.config import Config
+from dlrm_scale.config import Config, ShardingConfig
 from dlrm_scale.errors import ConfigError, PlanError
-from dlrm_scale.schema import TableSpec
+from dlrm_scale.schema import CATEGORY_COLUMNS, TableSpec
+from dlrm_scale.units import parse_bytes
 
-__all__ = ["COLUMN_SPLIT_TYPES", "allowed_types", "column_width"]
+__all__ = ["COLUMN_SPLIT_TYPES", "allowed_types", "check_sharding", "column_width", "device_memory_bytes"]
 
 COLUMN_SPLIT_TYPES = ("column_wise", "table_column_wise", "grid_shard")
 """Types that cut a table's columns."""
 
 # What `auto` offers, in the order in which ties are broken. grid_shard only on request, as in TorchRec's planner.
 _AUTO = ("table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "data_parallel")
+
+
+def check_sharding(config: Config) -> None:
+    """Refuse what no dataset and no ranks could make right, before there are ranks.
+
+    Rows of tables, and with `train.device = auto` the device, aren't known yet: rules on them wait for
+    `allowed_types`.
+
+    Args:
+        config: sections `sharding`, `sparse_optimizer`, `model` and `train` are read.
+
+    Raises:
+        ConfigError: as `allowed_types`, or `sharding.device_memory` is no size.
+        PlanError: as `allowed_types`.
+    """
+    device_memory_bytes(config.sharding)
+    model = config.model
+    tables = [TableSpec(name=name, rows=2, dim=model.dim, pooling=model.pooling) for name in CATEGORY_COLUMNS]
+    allowed_types(tables, config, config.train.device, ranks=1)
+
+
+def device_memory_bytes(config: ShardingConfig) -> int | None:
+    """Read `sharding.device_memory`; None where it is empty.
+
+    Raises:
+        ConfigError: it is no size, or 0.
+    """
+    if not config.device_memory:
+        return None
+    try:
+        size = parse_bytes(config.device_memory)
+    except ConfigError as error:
+        raise ConfigError(f"sharding.device_memory = {error.message}", remedy=error.remedy) from None
+    if size == 0:
+        raise ConfigError("sharding.device_memory = 0: nothing fits", remedy="leave it empty for what the device has")
+    return size
 
 
 def allowed_types(
@@ -27,23 +64,16 @@ def allowed_types(
     Args:
         tables: the model's tables.
         config: sections `sharding` and `sparse_optimizer` are read.
-        device_type: `cpu` or `cuda`.
+        device_type: `cpu` or `cuda`; anything else passes the rules on the device.
         ranks: number of ranks.
 
     Raises:
-        ConfigError: `sharding.tables` names a table that the model doesn't have, or a column width is no multiple
-            of 4.
+        ConfigError: `sharding.tables` names a table that the model doesn't have.
         PlanError: the optimizer, or a type that was asked for, isn't supported here.
     """
     sharding = config.sharding
     _check_optimizer(config, device_type)
     _check_names(sharding.tables, tables)
-    if sharding.min_columns_per_shard % 4:
-        raise ConfigError(
-            f"sharding.min_columns_per_shard: {sharding.min_columns_per_shard} is not a multiple of 4, the width "
-            "of fbgemm's vectors",
-            remedy=f"set it to {_round_up_to_4(sharding.min_columns_per_shard)}",
-        )
     allowed = {}
     for table in tables:
         asked = sharding.tables.get(table.name) or (None if sharding.kind == "auto" else sharding.kind)
@@ -127,7 +157,3 @@ def _narrower(dim: int, minimum: int) -> str:
     if widths:
         return f"set sharding.min_columns_per_shard = {widths[-1]}, or use another sharding type"
     return "use another sharding type"
-
-
-def _round_up_to_4(value: int) -> int:
-    return -(-value // 4) * 4

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlrm_scale.data.dataset import ROWS_PER_RECORD_BATCH, RowRange
-from dlrm_scale.data.order import Order, choose_streams
+from dlrm_scale.data.order import Order
 from dlrm_scale.data.pieces import Pieces, pieces_of
-from dlrm_scale.errors import ConfigError
 
 
 def _order(pieces: Pieces, **changes: int) -> Order:
@@ -146,38 +145,6 @@ def test_drop_last_drops_the_short_batch_and_says_how_many_rows() -> None:
     assert (kept.steps_per_epoch, kept.dropped_rows) == (16, 0)
     assert (dropped.steps_per_epoch, dropped.dropped_rows) == (15, 40)
     assert all(np.array_equal(a, b) for a, b in zip(_epoch(kept, 0), _epoch(dropped, 0), strict=False))
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "ranks", "streams"),
-    [(2048, 1, 64), (2048, 3, 64), (65_536, 100, 128), (96, 4, 32), (24, 3, 8), (7, 1, 1), (1 << 20, 64, 64)],
-)
-def test_streams_are_chosen_from_the_batch_size(batch_size: int, ranks: int, streams: int) -> None:
-    assert choose_streams(batch_size, ranks) == streams
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "ranks", "streams", "words"),
-    [
-        (7, 2, 0, ["2 ranks", "7 rows", "at most 1 ranks", "multiple of 2"]),
-        (24, 9, 0, ["9 ranks", "24 rows", "at most 8 ranks", "multiple of 16"]),
-        (2048, 65, 64, ["65 ranks", "at most 64 ranks"]),
-        (2048, 1, 48, ["data.streams = 48", "power of two"]),
-        (40, 1, 16, ["data.streams = 16", "data.batch_size = 40", "use 8"]),
-    ],
-)
-def test_more_ranks_than_streams_are_refused_with_the_remedy(
-    batch_size: int, ranks: int, streams: int, words: list[str]
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        choose_streams(batch_size, ranks, streams)
-    for word in words:
-        assert word in str(caught.value)
-
-
-def test_a_seed_beyond_64_bits_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"data\.seed"):
-        _order(pieces_of([10], [RowRange(start=0, end=10)]), seed=1 << 64)
 
 
 def test_a_position_in_a_terabyte_epoch_is_computed_without_replay() -> None:

@@ -39,6 +39,13 @@ def test_the_last_override_wins() -> None:
         ("sharding.kind=rowwise", ["sharding.kind = 'rowwise' is not allowed; did you mean row_wise?", "auto)"]),
         ("data.batch_size=0", ["data.batch_size = 0", "greater than or equal to 1"]),
         ("data.batch_size=2.5", ["data.batch_size = 2.5", "integer"]),
+        ("data.seed=18446744073709551616", ["data.seed = 18446744073709551616", "less than"]),
+        (
+            "sharding.min_columns_per_shard=6",
+            ["sharding.min_columns_per_shard = 6", "multiple of 4", "allowed: 4 or 8)"],
+        ),
+        ("sharding.min_columns_per_shard=0", ["sharding.min_columns_per_shard = 0", "greater than or equal to 4"]),
+        ("sharding.min_columns_per_shard=2", ["sharding.min_columns_per_shard = 2", "allowed: 4)"]),
         ("data.drop_last=1", ["data.drop_last = 1", "boolean"]),
         ("sparse_optimizer.learning_rate=inf", ["sparse_optimizer.learning_rate", "finite"]),
         ("model.dense_layers=[64, 0]", ["model.dense_layers.1 = 0"]),
