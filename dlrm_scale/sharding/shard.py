@@ -108,11 +108,15 @@ class ShardedModel:
         load_dense_state(self.dense_state(), state)
 
     def table_iterations(self) -> int:
-        """Count the steps that the tables' optimizers have done (Adam's bias correction depends on it)."""
+        """Count the steps that the tables' optimizers have done (Adam's bias correction depends on it).
+
+        Equal on all ranks, which step together: it counts calls of `step`, not a kernel's passes, so a rank without
+        tables and one with only data-parallel tables count too. Right after `set_table_iterations` it is what was set.
+        """
         return self._table_steps
 
     def set_table_iterations(self, steps: int) -> None:
-        """Set the count, and with it the counters of this rank's fused kernels."""
+        """Set the count, and with it the counters of this rank's fused kernels; call it on every rank."""
         self._table_steps = steps
         for kernel in self.kernels:
             if kernel.fused:

@@ -192,6 +192,45 @@ def test_a_parameter_without_an_optimizer_is_found() -> None:
     assert "dlrm.over_arch.model.1.bias" in run_ranks(1, _ownerless)[0]
 
 
+# -- steps -----------------------------------------------------------------------------------------------------------
+
+
+def _counted_steps(kind: str, pipeline: str) -> tuple[int, list[int], list[set[int]]]:
+    """Counts and the kernels' own counters: after 3 steps, after setting them to 40, and after 2 steps more."""
+    ranks = init_ranks("cpu", 60)
+    tables = TABLES[:2]
+    sharded = build(make_config(kind), tables, ranks)
+    steps = make_train_pipeline(sharded, pipeline)
+    source = rank_batches(random_batches(tables, [9] * 5), tables, ranks)
+    counts, kernels = [], []
+
+    def note() -> None:
+        counts.append(sharded.table_iterations())
+        counters = [k.module.emb_module for k in sharded.kernels if k.fused]
+        kernels.append({int(c.iter.item()) for c in counters} | {int(c.iter_cpu.item()) for c in counters})
+
+    for _ in range(3):
+        steps.progress(source)
+    note()
+    sharded.set_table_iterations(40)
+    note()
+    for _ in range(2):
+        steps.progress(source)
+    note()
+    return sum(k.fused for k in sharded.kernels), counts, kernels
+
+
+@pytest.mark.parametrize("pipeline", ["plain", "sparse_dist"])
+def test_all_ranks_count_the_same_steps_with_tables_or_without(pipeline: str) -> None:
+    with_tables = run_ranks(3, _counted_steps, "table_wise", pipeline)
+    assert sorted(fused for fused, _, _ in with_tables) == [0, 1, 1]  # two tables on three ranks
+    replicated = run_ranks(3, _counted_steps, "data_parallel", pipeline)
+    assert [fused for fused, _, _ in replicated] == [0, 0, 0]
+    for fused, counts, kernels in with_tables + replicated:
+        assert counts == [3, 40, 42]
+        assert kernels == ([{3}, {40}, {42}] if fused else [set(), set(), set()])
+
+
 # -- limits ----------------------------------------------------------------------------------------------------------
 
 BIG = tuple(TableSpec(name=f"C{i}", rows=262_144, dim=64) for i in range(1, 5))  # 4 x 64 MiB
