@@ -16,7 +16,14 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from dlrm_scale.checkpoint.manifest import FileRecord, Manifest, TableRecord, check_manifest, serialize_manifest
+from dlrm_scale.checkpoint.manifest import (
+    FileRecord,
+    Manifest,
+    TableRecord,
+    check_manifest,
+    serialize_manifest,
+    temporary_name,
+)
 from dlrm_scale.checkpoint.storage import LocalStorage
 from dlrm_scale.errors import CheckpointError
 
@@ -233,7 +240,7 @@ def commit_manifest(storage: LocalStorage, manifest: Manifest) -> str:
                 remedy="put run.path on storage that all hosts share",
             )
     data, digest = serialize_manifest(manifest)
-    temporary = f"manifests/.{manifest.seq:08d}-s{manifest.start}a{manifest.attempt}.tmp"
+    temporary = temporary_name(manifest)
     storage.write_durably(temporary, data)
     try:
         check_fence(storage, manifest.start)

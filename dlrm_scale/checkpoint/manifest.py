@@ -32,9 +32,12 @@ __all__ = [
     "TensorRecord",
     "check_manifest",
     "manifest_name",
+    "parse_data_name",
     "parse_manifest",
     "parse_manifest_name",
+    "parse_temporary_name",
     "serialize_manifest",
+    "temporary_name",
 ]
 
 FORMAT_NAME: Literal["dlrm_scale.checkpoint"] = "dlrm_scale.checkpoint"
@@ -47,11 +50,14 @@ ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16"
 _Count = Annotated[int, Field(ge=0, lt=2**62)]
 _Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 _Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-_DataName = Annotated[str, Field(pattern=r"^data/[0-9]{8,}-s[0-9]+a[0-9]+-(r[0-9]+|dense)\.safetensors$")]
+_DATA_PATTERN = r"data/([0-9]{8,})-s([0-9]+)a[0-9]+-(r[0-9]+|dense)\.safetensors"
+_DataName = Annotated[str, Field(pattern=f"^{_DATA_PATTERN}$")]
 _ManifestName = Annotated[str, Field(pattern=r"^manifests/[0-9]{8,}-s[0-9]+\.json$")]
 _DType = Literal["F64", "I64", "F32", "I32", "F16", "BF16", "I16", "U8", "I8", "BOOL"]
 
+_DATA_NAME = re.compile(_DATA_PATTERN)
 _MANIFEST_NAME = re.compile(r"manifests/([0-9]{8,})-s([0-9]+)\.json")
+_TEMPORARY_NAME = re.compile(r"manifests/\.([0-9]{8,})-s([0-9]+)a[0-9]+\.tmp")
 
 
 class _Record(BaseModel):
@@ -200,8 +206,22 @@ def manifest_name(seq: int, start: int) -> str:
 
 def parse_manifest_name(name: str) -> tuple[int, int] | None:
     """Sequence number and start in a manifest's name; None for any other file."""
-    match = _MANIFEST_NAME.fullmatch(name)
-    return (int(match[1]), int(match[2])) if match else None
+    return _numbers(_MANIFEST_NAME, name)
+
+
+def temporary_name(manifest: Manifest) -> str:
+    """Name under which a manifest is written before the commit."""
+    return f"manifests/.{manifest.seq:08d}-s{manifest.start}a{manifest.attempt}.tmp"
+
+
+def parse_temporary_name(name: str) -> tuple[int, int] | None:
+    """Sequence number and start in the name of an uncommitted manifest; None for any other file."""
+    return _numbers(_TEMPORARY_NAME, name)
+
+
+def parse_data_name(name: str) -> tuple[int, int] | None:
+    """Sequence number and start in a data file's name; None for any other file."""
+    return _numbers(_DATA_NAME, name)
 
 
 def serialize_manifest(manifest: Manifest) -> tuple[bytes, str]:
@@ -324,6 +344,11 @@ def _entry_fault(entry: EntryRecord, table: TableRecord) -> str | None:
         if len(tensor.blocks) != (blocks if blocks > 1 else 0):
             return f"{name} has {len(tensor.blocks)} block hashes instead of {blocks}"
     return None
+
+
+def _numbers(pattern: re.Pattern[str], name: str) -> tuple[int, int] | None:
+    match = pattern.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _canonical(value: object) -> bytes:

@@ -95,7 +95,7 @@ def _claim(storage: LocalStorage, layout: ShardLayout, chain: ChainState) -> Sta
         except FileExistsError:
             number += 1
     storage.sync_folder("starts")
-    sweep_orphans(storage)
+    sweep_orphans(storage, start=number)
     seqs = [numbers[0] for name in storage.list_names("manifests") if (numbers := parse_manifest_name(name))]
     return Start(number=number, next_seq=max(seqs, default=0) + 1, chain=chain)
 

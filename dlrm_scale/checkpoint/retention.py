@@ -2,11 +2,19 @@
 
 Manifests go first, then their data, so that a crash in between leaves files without a manifest, never the reverse.
 What can't be read isn't removed, and neither is data that it might name.
+
+A file that no manifest names may be one that a rank is writing just now for the next save. So a commit removes only
+data of the manifests that it removes; only a start, before any rank writes, looks for files without a manifest.
 """
 
 from dlrm_scale.checkpoint.chain import ManifestFile, read_manifests
 from dlrm_scale.checkpoint.format import file_fault
-from dlrm_scale.checkpoint.manifest import Manifest, parse_manifest_name
+from dlrm_scale.checkpoint.manifest import (
+    Manifest,
+    parse_data_name,
+    parse_manifest_name,
+    parse_temporary_name,
+)
 from dlrm_scale.checkpoint.storage import LocalStorage
 
 __all__ = ["remove_old_chains", "sweep_orphans"]
@@ -36,15 +44,20 @@ def remove_old_chains(storage: LocalStorage, *, tip_name: str, keep_baselines: i
     tip_age = _age(kept[0])
     kept_names = {manifest.name for manifest in kept}
     old = [
-        file.name
+        file.manifest
         for file in reversed(files.values())
         if file.manifest is not None and file.name not in kept_names and _age(file.manifest) < tip_age
     ]
-    return _remove(storage, old) + sweep_orphans(storage) if old else []
+    removed = _remove(storage, [manifest.name for manifest in old])
+    return removed + _remove(storage, [file.name for manifest in old for file in manifest.files])
 
 
-def sweep_orphans(storage: LocalStorage) -> list[str]:
-    """Remove data files that no manifest names, and temporary manifests.
+def sweep_orphans(storage: LocalStorage, *, start: int) -> list[str]:
+    """Remove data files that no manifest names, and temporary manifests; only before the ranks of a start write.
+
+    Args:
+        storage: the checkpoints.
+        start: number of this start; what a newer one has written stays.
 
     Returns:
         Names of the removed files.
@@ -58,9 +71,16 @@ def sweep_orphans(storage: LocalStorage) -> list[str]:
     orphans = [
         name
         for name in storage.list_names("data")
-        if name not in named and _data_seq(name) is not None and _data_seq(name) not in kept_seqs
+        if name not in named
+        and (numbers := parse_data_name(name)) is not None
+        and numbers[0] not in kept_seqs
+        and numbers[1] <= start
     ]
-    temporary = [name for name in storage.list_names("manifests") if name.endswith(".tmp")]
+    temporary = [
+        name
+        for name in storage.list_names("manifests")
+        if (numbers := parse_temporary_name(name)) is not None and numbers[1] <= start
+    ]
     return _remove(storage, temporary) + _remove(storage, orphans)
 
 
@@ -101,8 +121,3 @@ def _age(manifest: Manifest) -> tuple[int, int]:
 def _seq_of(file: ManifestFile) -> int:
     numbers = parse_manifest_name(file.name)
     return numbers[0] if numbers else -1
-
-
-def _data_seq(name: str) -> int | None:
-    digits = name.removeprefix("data/").split("-")[0]
-    return int(digits) if digits.isdecimal() and name.endswith(".safetensors") else None

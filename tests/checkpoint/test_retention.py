@@ -1,12 +1,13 @@
 """Old chains go, the newest ones stay whole."""
 
+import threading
 from pathlib import Path
 
 from dlrm_scale.checkpoint import find_chain, list_checkpoints, verify
-from dlrm_scale.checkpoint.retention import remove_old_chains
+from dlrm_scale.checkpoint.retention import remove_old_chains, sweep_orphans
 from dlrm_scale.checkpoint.storage import LocalStorage
 from tests.checkpoint.faulty_storage import Trace, TracedStorage, fail_at
-from tests.checkpoint.simulated_run import TABLES, Run, load, make_layout, make_truth
+from tests.checkpoint.simulated_run import TABLES, Run, load, make_layout, make_truth, on_ranks
 
 
 def _run(root: Path, trace: Trace | None = None, **options: object) -> Run:
@@ -87,3 +88,55 @@ def test_a_removal_that_fails_is_a_warning_and_the_save_counts(tmp_path: Path) -
     run.save(5)
     run.save(6)
     assert _kinds(tmp_path / "ck") == ["baseline4", "delta5", "baseline6"]
+
+
+def test_a_slow_removal_on_rank_0_leaves_alone_what_rank_1_writes_for_the_next_save(tmp_path: Path) -> None:
+    root = tmp_path / "ck"
+    trace = Trace()
+    run = Run(
+        root,
+        make_layout("row_wise", 2),
+        make_truth(TABLES, ["row"]),
+        storages=[TracedStorage(root, trace) for _ in range(2)],
+        baseline_ratio=1e-9,
+        keep_baselines=1,
+    )
+    for step in (1, 2):
+        run.change("C1", [step, 60 + step], 1.0)
+        assert run.save(step).committed
+    next_is_written = threading.Event()
+    waited: list[bool] = []
+
+    def act(index: int, operation: str, name: str) -> None:
+        if operation == "remove" and name == "manifests/00000001-s1.json":
+            waited.append(next_is_written.wait(30))
+        if operation == "sync" and name == "data/00000004-s1a4-r1.safetensors":
+            next_is_written.set()
+
+    trace.act = act
+
+    def save_twice(rank: int) -> list[str | None]:
+        engine = run.engines[rank]
+        for step in (3, 4):
+            engine.save(step=step, cursor={}, dense={}, rank_state={}, extra={})
+        return [outcome.error for outcome in engine.wait()]
+
+    assert on_ranks(2, save_twice) == [[None, None]] * 2
+    assert waited == [True]
+    assert _kinds(root) == ["baseline3", "delta4"]
+    assert len(list((root / "data").iterdir())) == 6
+    assert load(root, make_layout("row_wise", 1), run.truth).equals(run.truth)
+
+
+def test_a_start_sweeps_what_older_starts_left_and_nothing_of_a_newer_one(tmp_path: Path) -> None:
+    root = tmp_path / "ck"
+    run = _run(root)
+    run.save(0)
+    kept = {path.name for path in (root / "data").iterdir()}
+    left = ["data/00000002-s1a2-r0.safetensors", "data/00000009-s2a1-dense.safetensors", "manifests/.00000002-s1a2.tmp"]
+    newer = ["data/00000002-s3a1-r0.safetensors", "manifests/.00000002-s3a1.tmp", "data/notes.txt"]
+    for name in (*left, *newer):
+        (root / name).write_bytes(b"x")
+    assert sorted(sweep_orphans(LocalStorage(root), start=2)) == sorted(left)
+    assert all((root / name).exists() for name in newer)
+    assert kept <= {path.name for path in (root / "data").iterdir()}
