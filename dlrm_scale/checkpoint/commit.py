@@ -12,6 +12,7 @@ that didn't see the outcome keeps its rows marked and learns it before its next 
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict
@@ -34,6 +35,7 @@ __all__ = [
     "Outcome",
     "SaveKey",
     "StoreLike",
+    "UncertainCommitError",
     "Vote",
     "check_fence",
     "commit_manifest",
@@ -104,6 +106,8 @@ class Outcome(_Message):
     error: str | None = None
     fenced: bool = False
     """Another trainer has started in the same folder; this one may never commit again."""
+    uncertain: bool = False
+    """The manifest may be on the disk although the save failed: no rank removes its files."""
     chain: ChainState
     """Also after a failure, so that a rank that missed an outcome catches up."""
 
@@ -229,7 +233,8 @@ def commit_manifest(storage: LocalStorage, manifest: Manifest) -> str:
 
     Raises:
         CheckpointError: it is inconsistent, a file isn't where rank 0 sees it, or its writer is fenced.
-        OSError: it can't be written. If that happens after the link, the name is taken back.
+        OSError: it can't be written; there is no manifest.
+        UncertainCommitError: the link can't be made durable.
     """
     check_manifest(manifest)
     for file in manifest.files:
@@ -247,12 +252,19 @@ def commit_manifest(storage: LocalStorage, manifest: Manifest) -> str:
         storage.link(temporary, manifest.name)
         try:
             storage.sync_folder("manifests")
-        except OSError:
-            storage.remove(manifest.name)
-            raise
+        except Exception as error:
+            with suppress(OSError):
+                storage.remove(manifest.name)
+            raise UncertainCommitError(f"can't make {manifest.name} durable: {error}") from error
     finally:
-        storage.remove(temporary)
+        # The link has decided. What is left of the temporary name is swept by the next start.
+        with suppress(OSError):
+            storage.remove(temporary)
     return digest
+
+
+class UncertainCommitError(CheckpointError):
+    """The save failed, and yet its manifest may be there after a loss of power, so its data has to stay."""
 
 
 class FencedError(CheckpointError):

@@ -12,7 +12,16 @@ from dataclasses import dataclass, field
 import torch
 
 from dlrm_scale import __version__
-from dlrm_scale.checkpoint.commit import Ballot, ChainState, FencedError, Outcome, SaveKey, Vote, commit_manifest
+from dlrm_scale.checkpoint.commit import (
+    Ballot,
+    ChainState,
+    FencedError,
+    Outcome,
+    SaveKey,
+    UncertainCommitError,
+    Vote,
+    commit_manifest,
+)
 from dlrm_scale.checkpoint.format import TensorSource, write_file
 from dlrm_scale.checkpoint.manifest import (
     FORMAT_MAJOR,
@@ -130,7 +139,7 @@ class SaveWriter:
         else:
             self.ballot.cast(vote)
             known = self.ballot.await_outcome(request.key.attempt)
-        if known is not None and not known.committed:
+        if known is not None and not known.committed and not known.uncertain:
             self._remove_own_files(request.key)
         return known, warning
 
@@ -141,7 +150,13 @@ class SaveWriter:
             manifest = self._manifest(request, votes, chain)
             digest = commit_manifest(self.storage, manifest)
         except Exception as error:
-            return Outcome(committed=False, error=_describe(error), fenced=isinstance(error, FencedError), chain=chain)
+            return Outcome(
+                committed=False,
+                error=_describe(error),
+                fenced=isinstance(error, FencedError),
+                uncertain=isinstance(error, UncertainCommitError),
+                chain=chain,
+            )
         is_baseline = manifest.kind == "baseline"
         return Outcome(
             committed=True,

@@ -1,5 +1,6 @@
 """A save that fails loses nothing: training goes on or stops as configured, and the next save has all rows."""
 
+import copy
 import errno
 import json
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dlrm_scale.checkpoint import SaveOutcome, find_chain
+from dlrm_scale.checkpoint import SaveOutcome, find_chain, verify
 from dlrm_scale.errors import CheckpointError
 from tests.checkpoint.faulty_storage import Trace, TracedStorage, fail_at
 from tests.checkpoint.simulated_run import TABLES, Run, load, make_layout, make_truth, on_ranks
@@ -42,26 +43,75 @@ def test_a_full_disk_at_any_operation_leaves_the_last_checkpoint_and_the_next_sa
         trace = Trace()
         run = _traced_run(root, trace, staging_limit_bytes=staging_limit_bytes)
         run.save(1)
-        before = {name: w.clone() for name, w in run.truth.weight.items()}
+        before = copy.deepcopy(run.truth)
         run.change("C1", [3, 60], 1.0)
         trace.act = fail_at(index, NO_SPACE)
         outcomes = run.save_all(2)
-        assert len({o.committed for o in outcomes}) == 1, trace.operations[index]
-        if outcomes[0].committed:
-            assert load(root, make_layout("table_wise", 1), run.truth).equals(run.truth)
-        else:
-            failures += 1
-            assert "No space left" in str(outcomes[0].error)
-            chain = find_chain(root, verify="full")
-            assert chain is not None
-            if chain.step == 1:
-                loaded = load(root, make_layout("table_wise", 1), run.truth)
-                assert all(torch.equal(loaded.weight[name], before[name]) for name in before)
+        failed = trace.operations[index]
+        # Only the removal of the temporary name comes after the commit.
+        committed = failed == ("remove", "manifests/.00000002-s1a2.tmp")
+        assert [o.committed for o in outcomes] == [committed] * 2, failed
+        failures += not committed
+        if not committed:
+            assert all("No space left" in str(o.error) for o in outcomes)
+        chain = find_chain(root, verify="full")
+        assert chain is not None
+        assert (chain.step, chain.skipped) == (2 if committed else 1, ()), failed
+        assert verify(root) == []
+        assert load(root, make_layout("table_wise", 1), run.truth).equals(run.truth if committed else before)
         run.change("C3", [1], 1.0)
         outcome = run.save(3)
         assert outcome.committed
         assert load(root, make_layout("table_wise", 2), run.truth).equals(run.truth)
     assert failures >= 12 / stride
+
+
+def test_a_commit_counts_although_its_temporary_name_can_not_be_removed(tmp_path: Path) -> None:
+    trace = Trace()
+    run = _traced_run(tmp_path / "ck", trace)
+
+    def act(index: int, operation: str, name: str) -> None:
+        if operation == "remove" and name.endswith(".tmp"):
+            raise PermissionError("no")
+
+    trace.act = act
+    assert [o.committed for o in run.save_all(1)] == [True, True]
+    assert verify(tmp_path / "ck") == []
+    assert load(tmp_path / "ck", make_layout("row_wise", 1), run.truth).equals(run.truth)
+
+
+@pytest.mark.parametrize("name_stays", [True, False])
+def test_a_link_that_can_not_be_synced_fails_the_save_and_keeps_its_data(tmp_path: Path, name_stays: bool) -> None:
+    root = tmp_path / "ck"
+    trace = Trace()
+    run = _traced_run(root, trace)
+    run.save(1)
+    run.change("C1", [3, 60], 1.0)
+    linked = False
+
+    def act(index: int, operation: str, name: str) -> None:
+        nonlocal linked
+        linked |= operation == "link"
+        if linked and (operation, name) == ("sync_folder", "manifests"):
+            raise OSError(errno.EIO, "Input/output error")
+        if name_stays and (operation, name) == ("remove", "manifests/00000002-s1.json"):
+            raise OSError(errno.EIO, "Input/output error")
+
+    trace.act = act
+    outcomes = run.save_all(2)
+    assert [o.committed for o in outcomes] == [False, False]
+    assert all("Input/output error" in str(o.error) for o in outcomes)
+    trace.act = None
+    # The manifest may be there after a loss of power whatever this process sees, so it must stay whole.
+    assert len(list((root / "data").glob("00000002-*"))) == 3
+    assert verify(root) == []
+    chain = find_chain(root, verify="full")
+    assert chain is not None
+    assert chain.step == (2 if name_stays else 1)
+    run.change("C1", [4], 1.0)
+    outcome = run.save(3)
+    assert (outcome.committed, outcome.kind, outcome.rows) == (True, "delta", 3)
+    assert load(root, make_layout("row_wise", 1), run.truth).equals(run.truth)
 
 
 def test_a_failed_baseline_is_followed_by_a_baseline(tmp_path: Path) -> None:
