@@ -14,7 +14,7 @@ from tests.support.reference import Trained, train_reference
 
 TOLERANCE = 1e-5
 # No size divides by 3; with 5 rows rank 3 of 4 has only padding; with 1 row all but rank 0 have.
-ROWS_PER_STEP = (32, 32, 31, 32, 5, 32, 1, 32, 30, 32)
+ROWS_PER_STEP = (32, 31, 5, 32, 1, 29)
 BOTH = ("plain", "sparse_dist")
 
 ColumnSplits = tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
@@ -69,7 +69,7 @@ def _sweep(ranks: int, kinds: tuple[str, ...], optimizers: tuple[str, ...], *, r
             assert all(torch.equal(ours[name], theirs[name]) for name in ours), f"{kind}, {optimizer}: pipelines differ"
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_every_sharding_type_equals_the_unsharded_reference(ranks: int) -> None:
     _sweep(ranks, ALL_SHARDING_TYPES, ("sgd", "rowwise_adagrad"))
 
