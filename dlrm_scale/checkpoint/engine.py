@@ -196,20 +196,18 @@ class CheckpointEngine:
             layout_fingerprint=self._layout_fingerprint,
         )
         self._next_seq += 1
-        touched_ids = self._touched.freeze()
         vote: Vote | None = None
         staged = False
         snapshots: list[ShardSnapshot] = []
         host_dense: dict[str, torch.Tensor] = {}
         host_rank_state: dict[str, torch.Tensor] = {}
         try:
-            snapshots = choose_rows(
-                self._layout, self._shards, None if key.kind == "baseline" else touched_ids, self._rank
-            )
-            del touched_ids
+            frozen = self._touched.freeze()
+            snapshots = choose_rows(self._layout, self._shards, None if key.kind == "baseline" else frozen, self._rank)
+            del frozen
             staged = snapshot_bytes(snapshots) <= self._staging_limit_bytes
             if staged:
-                self._staging.reserve(snapshot_bytes(snapshots))
+                self._staging.reserve(sum(snapshot.staging_bytes for snapshot in snapshots))
                 snapshots = [snapshot.copy_to(self._staging) for snapshot in snapshots]
             host_rank_state = _host_copies(rank_state)
             host_dense = _host_copies(dense) if self._rank == 0 else {}

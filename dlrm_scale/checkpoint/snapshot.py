@@ -35,6 +35,8 @@ STAGING_LIMIT_BYTES = 512 * MIB
 """Host memory that a rank uses for a snapshot at most."""
 
 _ALIGNMENT_BYTES = 64
+_MAP_BLOCK_ROWS = 1 << 20
+"""Rows of a map that are turned into ids at a time; 2**18 takes a third longer, 2**22 a fifth less (20 M rows, CPU)."""
 
 
 class HostStaging:
@@ -65,7 +67,7 @@ class ShardSnapshot:
 
     Attributes:
         shard: the live shard.
-        ids_local: sorted int64 CPU ids in the shard; None for all rows.
+        ids_local: sorted CPU ids in the shard, int32 where they fit, else int64; None for all rows.
         table_rows: rows of the whole table.
         tensors: host copies by name (weight and optimizer state); None while the live tensors are meant.
     """
@@ -84,6 +86,12 @@ class ShardSnapshot:
     def block_rows(self) -> int:
         """Rows in a block of about `BLOCK_BYTES` of weights."""
         return max(1, BLOCK_BYTES // (self.shard.region.columns * self.shard.weight.element_size()))
+
+    @property
+    def staging_bytes(self) -> int:
+        """What `copy_to` takes of the staging memory."""
+        live_tensors = _live_tensors(self.shard).values()
+        return sum(padded_bytes((self.rows, *live.shape[1:]), live.dtype) for live in live_tensors)
 
     def copy_to(self, staging: HostStaging) -> "ShardSnapshot":
         """Copy the rows and their state to host memory; after this training may change them."""
@@ -138,7 +146,7 @@ class ShardSnapshot:
     def _id_blocks(self, dtype: torch.dtype) -> Iterator[torch.Tensor]:
         if self.ids_local is not None:
             for ids in torch.split(self.ids_local, self.block_rows):
-                yield (ids + self.shard.region.row_start).to(dtype)
+                yield ids.to(dtype) + self.shard.region.row_start
 
     def _blocks(self, name: str) -> Iterator[torch.Tensor]:
         size = self.block_rows
@@ -162,7 +170,7 @@ def choose_rows(
     Args:
         layout: all tables.
         shards: the rank's shards.
-        touched: sorted local ids of each shard, or None for a baseline.
+        touched: `[rows]` uint8 map of each shard, as `TouchedRows.freeze` returns them, or None for a baseline.
         rank: this rank.
     """
     rows = {table.spec.name: table.spec.rows for table in layout.tables}
@@ -170,20 +178,19 @@ def choose_rows(
     for index, shard in enumerate(shards):
         if not (shard.region.rows and shard.region.columns) or (shard.replicated and rank != 0):
             continue
-        ids = None if touched is None else touched[index]
-        if ids is not None and len(ids) > DENSE_TOUCH_SHARE * shard.region.rows:
-            ids = None
+        ids = None
+        if touched is not None:
+            count = int(torch.count_nonzero(touched[index]))
+            if count <= DENSE_TOUCH_SHARE * shard.region.rows:
+                ids = _ids_of(touched[index], count)
         chosen.append(ShardSnapshot(shard=shard, ids_local=ids, table_rows=rows[shard.region.table]))
     return chosen
 
 
 def snapshot_bytes(chosen: Sequence[ShardSnapshot]) -> int:
-    """Host memory that staging needs for these rows and their state."""
-    return sum(
-        padded_bytes((snapshot.rows, *live.shape[1:]), live.dtype)
-        for snapshot in chosen
-        for live in _live_tensors(snapshot.shard).values()
-    )
+    """Host memory that staged copies of these rows and their state take, row ids included."""
+    ids_bytes = sum(snapshot.ids_local.nbytes for snapshot in chosen if snapshot.ids_local is not None)
+    return ids_bytes + sum(snapshot.staging_bytes for snapshot in chosen)
 
 
 def padded_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
@@ -236,6 +243,17 @@ def check_regions(layout: ShardLayout, shards: Sequence[LocalShard], rank: int) 
 
     if filled([shard.region for shard in shards]) != filled(layout.regions_of_rank(rank)):
         raise ValueError(f"the shards of rank {rank} aren't those of the layout")
+
+
+def _ids_of(touched: torch.Tensor, count: int) -> torch.Tensor:
+    """The sorted ids of the `count` marks of a map, on CPU. `nonzero` of a whole map would take 8 bytes a mark more."""
+    ids = torch.empty(count, dtype=torch.int32 if touched.numel() < 2**31 else torch.int64)
+    done = 0
+    for start in range(0, touched.numel(), _MAP_BLOCK_ROWS):
+        found = touched[start : start + _MAP_BLOCK_ROWS].nonzero().squeeze(1).add_(start)
+        ids[done : done + len(found)].copy_(found)
+        done += len(found)
+    return ids
 
 
 def _live_tensors(shard: LocalShard) -> dict[str, torch.Tensor]:
