@@ -21,7 +21,7 @@ class DlrmScaleError(Exception):
         message: what is wrong, one or more lines.
         remedy: what the user can do; printed on a line of its own.
         exit_code: what the command exits with. 2 is a wrong command or config, 3 a plan that doesn't
-            fit, 4 a damaged checkpoint, 1 everything else.
+            fit, 4 a damaged checkpoint, 130 a stop by a signal, 1 everything else.
     """
 
     exit_code = 1

@@ -1,7 +1,8 @@
 """What all ranks must know alike after every step: stop now, or a loss somewhere isn't finite.
 
-One small all-reduce a step on a gloo group of its own, started after step k and waited for after step k+1, so that
-it costs no wait and every rank acts after the same step.
+One small all-reduce a step, started after step k and waited for after step k+1, so that it costs no wait and every
+rank acts after the same step. Gloo runs the operations of a group in the order in which they are called, which is the
+same on all ranks, so others may use the group meanwhile.
 """
 
 from dataclasses import dataclass
@@ -11,20 +12,20 @@ import torch.distributed as dist
 
 __all__ = ["StepAgreement", "Verdict"]
 
+_RANKS_LIMIT = 1 << 20
+
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The agreed state.
 
     Attributes:
-        stop: some rank was asked to stop.
-        nonfinite_rank: the highest rank whose loss was not finite, or None.
-        nonfinite_step: its step, or None.
+        stop: some rank wants to stop.
+        nonfinite: (step, rank) of a loss that was not finite, or None.
     """
 
     stop: bool = False
-    nonfinite_rank: int | None = None
-    nonfinite_step: int | None = None
+    nonfinite: tuple[int, int] | None = None
 
 
 class StepAgreement:
@@ -33,39 +34,51 @@ class StepAgreement:
     Args:
         rank: this rank.
         ranks: number of ranks; with one, verdicts are immediate.
-        group: a gloo group that nothing else uses.
+        group: a gloo group over all ranks.
     """
 
     def __init__(self, rank: int, ranks: int, group: dist.ProcessGroup | None) -> None:
         self._rank = rank
         self._ranks = ranks
         self._group = group
-        self._pending: tuple[int, torch.Tensor, dist.Work | None] | None = None
+        self._pending: tuple[torch.Tensor, dist.Work | None] | None = None
 
-    def exchange(self, step: int, *, stop: bool, finite: bool) -> Verdict:
+    def exchange(self, *, stop: bool, nonfinite_step: int | None) -> Verdict:
         """Send this step's flags and return the agreed ones of the step before.
+
+        Args:
+            stop: this rank wants to stop.
+            nonfinite_step: a step whose loss on this rank was not finite, or None.
 
         Raises:
             RuntimeError: another rank is gone.
         """
         previous = self._take()
-        flags = torch.tensor([int(stop), 0 if finite else self._rank + 1], dtype=torch.int64)
+        self._send(stop, nonfinite_step)
+        return self._take() if self._ranks == 1 else previous
+
+    def settle(self, *, stop: bool, nonfinite_step: int | None) -> Verdict:
+        """Exchange flags and wait for the answer: before a checkpoint, a log line and at the end."""
+        previous = self._take()
+        self._send(stop, nonfinite_step)
+        now = self._take()
+        return Verdict(stop=previous.stop or now.stop, nonfinite=previous.nonfinite or now.nonfinite)
+
+    def _send(self, stop: bool, nonfinite_step: int | None) -> None:
+        code = 0 if nonfinite_step is None else nonfinite_step * _RANKS_LIMIT + self._rank + 1
+        flags = torch.tensor([int(stop), code], dtype=torch.int64)
         work = None
         if self._ranks > 1:
             work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
-        self._pending = (step, flags, work)
-        return self._take() if self._ranks == 1 else previous
-
-    def settle(self) -> Verdict:
-        """Wait for the flags in flight: before a checkpoint and at the end."""
-        return self._take()
+        self._pending = (flags, work)
 
     def _take(self) -> Verdict:
         if self._pending is None:
             return Verdict()
-        step, flags, work = self._pending
+        flags, work = self._pending
         self._pending = None
         if work is not None:
             work.wait()
-        stop, bad = flags.tolist()
-        return Verdict(stop=bool(stop), nonfinite_rank=bad - 1 if bad else None, nonfinite_step=step if bad else None)
+        stop, code = flags.tolist()
+        step, rank = divmod(code, _RANKS_LIMIT)
+        return Verdict(stop=bool(stop), nonfinite=(step, rank - 1) if code else None)

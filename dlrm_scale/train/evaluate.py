@@ -11,8 +11,12 @@ from numpy.typing import NDArray
 from dlrm_scale.batch import Batch
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.train.metrics import ClickMetrics, click_metrics
+from dlrm_scale.train.stop import StopRequest
 
 __all__ = ["ScoredRows", "evaluate_batches", "gather_scores", "true_rows"]
+
+_BATCHES_BETWEEN_LOOKS = 16
+"""A small all-reduce every so many batches asks whether a rank was told to stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,19 +67,32 @@ def evaluate_batches(
     run: Callable[[Iterable[Batch]], Iterable[tuple[Batch, torch.Tensor, torch.Tensor]]],
     batches: Iterable[Batch],
     ranks: Ranks,
-) -> ClickMetrics:
+    stop: StopRequest | None = None,
+) -> ClickMetrics | None:
     """Score every batch and return the global metrics, the same on every rank.
 
     Args:
         run: an evaluation pipeline's `run`.
         batches: this rank's share; equal numbers of batches on all ranks.
         ranks: the process group.
+        stop: ends the evaluation early, on all ranks after the same batch.
+
+    Returns:
+        The metrics; None if it was ended.
     """
-    scored = [true_rows(batch, logits) for batch, _, logits in run(batches)]
+    scored = []
+    for number, (batch, _, logits) in enumerate(run(batches), start=1):
+        scored.append(true_rows(batch, logits))
+        if stop is not None and number % _BATCHES_BETWEEN_LOOKS == 0 and _any_rank(stop.requested, ranks):
+            return None
     rows = gather_scores(scored, ranks)
     result: list[ClickMetrics | None] = [click_metrics(rows.logits, rows.labels) if rows is not None else None]
     if ranks.ranks > 1:
         dist.broadcast_object_list(result, src=0, group=ranks.control_group)
-    metrics = result[0]
-    assert metrics is not None
-    return metrics
+    return result[0]
+
+
+def _any_rank(wanted: bool, ranks: Ranks) -> bool:
+    flag = torch.tensor([int(wanted)])
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=ranks.control_group)
+    return bool(flag.item())

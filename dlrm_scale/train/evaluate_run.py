@@ -6,7 +6,7 @@ from pathlib import Path
 from dlrm_scale.config import Config
 from dlrm_scale.data.dataset import Dataset
 from dlrm_scale.data.loader import EvalLoader
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import CheckpointError, TrainingError
 from dlrm_scale.install import check_install
 from dlrm_scale.sharding.pipeline import make_eval_pipeline
 from dlrm_scale.sharding.ranks import close_ranks, init_ranks
@@ -59,6 +59,7 @@ def evaluate_rank(request: EvaluationRequest, stop: StopRequest) -> EvaluationRe
 
     Raises:
         CheckpointError: no checkpoint, or one that doesn't fit; DatasetError: a dataset that doesn't fit.
+        TrainingError: a signal ended it.
     """
     config = request.config
     kind = device_kind(config)
@@ -81,7 +82,11 @@ def evaluate_rank(request: EvaluationRequest, stop: StopRequest) -> EvaluationRe
             ranks=ranks.ranks,
             pin_memory=ranks.device.type == "cuda",
         )
-        metrics = evaluate_batches(pipeline.run, batches, ranks)
+        metrics = evaluate_batches(pipeline.run, batches, ranks, stop)
+        if metrics is None:
+            interrupted = TrainingError(f"stopped by {stop.signal_name or 'a signal to another rank'}")
+            interrupted.exit_code = 130
+            raise interrupted
         return EvaluationResult(step=restored.step, metrics=metrics, notes=restored.notes)
     finally:
         close_ranks()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dlrm_scale.errors import DlrmScaleError
 
-__all__ = ["Failure", "first_cause", "mark_done", "mark_started", "record_failure"]
+__all__ = ["Failure", "describe_failure", "first_cause", "mark_done", "mark_started", "record_failure"]
 
 _LOST_PEER = (
     "connection closed by peer",
@@ -24,6 +24,10 @@ _LOST_PEER = (
     "failed to recv",
     "connection refused",
     "nccl communicator was aborted",
+    "timed out waiting",
+    "application timeout",
+    "wait timeout",
+    "socket timeout",
 )
 
 
@@ -69,7 +73,7 @@ def mark_done(folder: Path, rank: int) -> None:
     (folder / f"rank-{rank}.done").touch()
 
 
-def record_failure(folder: Path, rank: int, error: BaseException) -> Failure:
+def record_failure(folder: Path, rank: int, error: BaseException) -> None:
     """Write down how a rank failed.
 
     Args:
@@ -77,9 +81,16 @@ def record_failure(folder: Path, rank: int, error: BaseException) -> Failure:
         rank: global rank.
         error: what ended it.
     """
+    temporary = folder / f"rank-{rank}.failing"
+    temporary.write_text(json.dumps(asdict(describe_failure(rank, error))))
+    temporary.rename(folder / f"rank-{rank}.failed")
+
+
+def describe_failure(rank: int, error: BaseException) -> Failure:
+    """Put an error into words for the user: their mistakes without a traceback, ours with it."""
     known = isinstance(error, DlrmScaleError)
     lost_peer = not known and any(text in str(error).lower() for text in _LOST_PEER)
-    failure = Failure(
+    return Failure(
         rank=rank,
         seconds=time.time(),
         message=error.message if isinstance(error, DlrmScaleError) else f"{type(error).__name__}: {error}",
@@ -88,10 +99,6 @@ def record_failure(folder: Path, rank: int, error: BaseException) -> Failure:
         lost_peer=lost_peer,
         traceback="" if known or lost_peer else "".join(traceback.format_exception(error)),
     )
-    temporary = folder / f"rank-{rank}.failing"
-    temporary.write_text(json.dumps(asdict(failure)))
-    temporary.rename(folder / f"rank-{rank}.failed")
-    return failure
 
 
 def first_cause(folder: Path) -> Failure | None:

@@ -20,8 +20,8 @@ from types import FrameType
 from typing import TypeVar
 
 from dlrm_scale.errors import ConfigError, DlrmScaleError, TrainingError
-from dlrm_scale.train.failure import first_cause, mark_done, mark_started, record_failure
-from dlrm_scale.train.stop import StopRequest
+from dlrm_scale.train.failure import describe_failure, first_cause, mark_done, mark_started, record_failure
+from dlrm_scale.train.stop import REPEAT_SECONDS, StopRequest
 
 __all__ = ["default_local_ranks", "launch", "under_torchrun"]
 
@@ -76,11 +76,15 @@ def _joined(function: "RankFunction[Argument, Result]", argument: Argument) -> R
     try:
         return function(argument, stop)
     except Exception as error:
-        with tempfile.TemporaryDirectory() as folder:
-            failure = record_failure(Path(folder), int(os.environ["RANK"]), error)
+        failure = describe_failure(int(os.environ["RANK"]), error)
+        shown = failure.error()
         if failure.lost_peer:
-            raise TrainingError(f"rank {failure.rank}: lost another rank; its own error is the cause") from None
-        raise failure.error() from None
+            shown = TrainingError(f"rank {failure.rank}: lost another rank; its own error is the cause")
+        sys.stderr.write(f"error: {shown}\n")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # a plain exit could wait for threads of a broken process group
+        os._exit(failure.exit_code)
 
 
 def _elastic(
@@ -110,10 +114,14 @@ def _elastic(
             ),
             _rank_main,
         )
-        with _SignalForwarding(shutdown_seconds):
+        with _SignalForwarding(shutdown_seconds) as forwarding:
             try:
                 results = launcher(function, argument, folder)
             except ChildFailedError as error:
+                if forwarding.abandoned:
+                    abandoned = TrainingError("stopped at once: work since the last checkpoint is lost")
+                    abandoned.exit_code = 130
+                    raise abandoned from None
                 failure = first_cause(Path(folder))
                 if failure is None:
                     rank, cause = error.get_first_failure()
@@ -150,13 +158,16 @@ class _SignalForwarding:
     def __init__(self, shutdown_seconds: int) -> None:
         self._shutdown_seconds = shutdown_seconds
         self._first: float | None = None
+        self.abandoned = False
+        """Whether the ranks were made to end without finishing their step."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "_SignalForwarding":
         self._handlers = {signum: signal.signal(signum, self._handle) for signum in _SIGNALS}
         self._thread.start()
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
@@ -167,6 +178,7 @@ class _SignalForwarding:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         self._first = self._first or time.monotonic()
+        self.abandoned = self.abandoned or time.monotonic() - self._first > REPEAT_SECONDS
         _signal_children(signum)
 
     def _watch(self) -> None:
@@ -174,6 +186,7 @@ class _SignalForwarding:
         while not self._over.wait(0.2):
             if self._first is not None and time.monotonic() - self._first > self._shutdown_seconds:
                 sys.stderr.write(f"ranks did not stop within {self._shutdown_seconds} s: killing them\n")
+                self.abandoned = True
                 _signal_children(signal.SIGKILL)
                 return
 

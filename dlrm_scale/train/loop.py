@@ -21,6 +21,7 @@ from dlrm_scale.telemetry import StepClock
 from dlrm_scale.touched_rows import TouchedRows
 from dlrm_scale.train.agreement import StepAgreement, Verdict
 from dlrm_scale.train.evaluate import gather_scores, true_rows
+from dlrm_scale.train.finite import FiniteWatch
 from dlrm_scale.train.metrics import ClickMetrics, global_auc
 from dlrm_scale.train.random_state import capture_random_state
 from dlrm_scale.train.report import RunReport
@@ -76,9 +77,11 @@ class TrainingLoop:
 
     Attributes:
         start_step: completed steps before this start.
+        rows_before: training rows before this start.
         cursor: data position of the last applied step, or None before the first.
         record: JSON-ready values that every checkpoint of the run carries.
-        validate: evaluates on the given number of rows (0: all) without disturbing training.
+        validate: evaluates on the given number of rows (0: all) without disturbing training; None when a signal
+            ended it.
         report: on rank 0.
     """
 
@@ -90,9 +93,10 @@ class TrainingLoop:
     pipeline: TrainPipeline
     engine: CheckpointEngine
     stop: StopRequest
-    validate: Callable[[int], ClickMetrics]
+    validate: Callable[[int], ClickMetrics | None]
     report: RunReport | None
     start_step: int
+    rows_before: int
     cursor: Mapping[str, object] | None
     record: Mapping[str, object]
 
@@ -114,13 +118,13 @@ class TrainingLoop:
             self.step += 1
             self.cursor = batch.cursor
             self._note(batch, row_loss_sum, logits)
-            self._obey(self._agreement.exchange(self.step, stop=self.stop.requested, finite=self._finite))
+            self._obey(self._agreement.exchange(stop=self._wants_to_stop(), nonfinite_step=self._nonfinite_step))
             if self._due(self.config.train.log_every_steps):
                 self._log()
-            if self._due(self.config.train.validate_every_steps):
-                self._validate()
             if self._due(self.config.checkpoint.every_steps):
                 self._save()
+            if self._due(self.config.train.validate_every_steps):
+                self._validate()
             self._report_saves(self.engine.poll())
         return self._end()
 
@@ -129,7 +133,9 @@ class TrainingLoop:
         self._clock = StepClock()
         self._agreement = StepAgreement(self.ranks.rank, self.ranks.ranks, self.ranks.control_group)
         self._stopping = False
-        self._finite = True
+        self._watch = FiniteWatch()
+        self._nonfinite_step: int | None = None
+        self._save_failed = False
         self._rows = 0
         self._outcomes: list[SaveOutcome] = []
         self._last_loss: float | None = None
@@ -160,20 +166,32 @@ class TrainingLoop:
         window.rows_global += batch.rows_global
         window.steps += 1
         self._scored.append(true_rows(batch, logits))
-        # on a GPU the loss of the step before is at hand without waiting for this one
-        newest = row_loss_sum if row_loss_sum.device.type == "cpu" else window.loss_sums[-2:][0]
-        self._finite = bool(torch.isfinite(newest))
+        self._nonfinite_step = self._watch.note(self.step, row_loss_sum)
+        if self.report is not None:
+            self.report.advance(self.step)
 
     def _obey(self, verdict: Verdict) -> None:
-        if verdict.nonfinite_rank is not None:
+        if verdict.nonfinite is not None:
+            step, rank = verdict.nonfinite
             raise TrainingError(
-                f"step {verdict.nonfinite_step}: the loss on rank {verdict.nonfinite_rank} is not finite",
+                f"step {step}: the loss on rank {rank} is not finite",
                 remedy="lower the learning rates, or look at the rows of this step; "
                 "the checkpoints before it are untouched",
             )
         self._stopping = self._stopping or verdict.stop
 
+    def _settle(self) -> None:
+        """Know of every step so far that its loss is finite, on all ranks: nothing else is logged or committed."""
+        newest = self._watch.settle()
+        bad = self._nonfinite_step if newest is None else newest
+        self._obey(self._agreement.settle(stop=self._wants_to_stop(), nonfinite_step=bad))
+
+    def _wants_to_stop(self) -> bool:
+        # a failed save under checkpoint.on_failure = stop ends the run on all ranks after the same step
+        return self.stop.requested or (self._save_failed and self.config.checkpoint.on_failure == "stop")
+
     def _log(self) -> None:
+        self._settle()
         window = self._window
         elapsed = time.perf_counter() - window.started - (self._idle_seconds() - window.idle_seconds_before)
         loss = torch.stack([loss.double() for loss in window.loss_sums]).sum().cpu().reshape(1)
@@ -206,15 +224,16 @@ class TrainingLoop:
     def _validate(self) -> None:
         with self._clock.interval("validation"):
             metrics = self.validate(self.config.train.validation_rows)
-        if self.report is not None:
+        if metrics is None:
+            self._stopping = True  # a signal ended it early, on all ranks
+        elif self.report is not None:
             self.report.record("validation", self.step, metrics.as_dict())
             auc = "undefined" if metrics.auc is None else f"{metrics.auc:.5f}"
             logloss = "undefined" if metrics.logloss is None else f"{metrics.logloss:.5f}"
             self.report.say(f"validation at step {self.step}: AUC {auc}, logloss {logloss}, {metrics.rows:,} rows")
 
     def _save(self) -> None:
-        # a loss that isn't finite must not be committed: settle what is in flight first
-        self._obey(self._agreement.settle())
+        self._settle()
         with self._clock.interval("checkpoint"):
             self.sharded.union_replicated(self.touched)
             self.engine.save(
@@ -224,22 +243,16 @@ class TrainingLoop:
                 rank_state=capture_random_state(),
                 extra={
                     **self.record,
-                    "table_iterations": self._table_iterations(),
-                    "schedule_step": self.step,
-                    "rows": self._rows,
+                    "table_iterations": self.sharded.table_iterations(),
                 },
+                rows_consumed=self.rows_before + self._rows,
             )
         self._saved_step = self.step
-
-    def _table_iterations(self) -> int:
-        # a rank without tables counts nothing, and rank 0, which writes, may be one
-        iterations = torch.tensor([self.sharded.table_iterations()])
-        dist.all_reduce(iterations, op=dist.ReduceOp.MAX, group=self.ranks.control_group)
-        return int(iterations.item())
 
     def _report_saves(self, outcomes: list[SaveOutcome]) -> None:
         for outcome in outcomes:
             self._outcomes.append(outcome)
+            self._save_failed = self._save_failed or not outcome.committed
             if self.report is None:
                 continue
             self.report.record(
@@ -252,8 +265,11 @@ class TrainingLoop:
                     "stall_seconds": outcome.stall_seconds,
                     "persist_seconds": outcome.persist_seconds,
                     "error": outcome.error,
+                    "warning": outcome.warning,
                 },
             )
+            if outcome.warning:
+                self.report.say(f"warning: checkpoint of step {outcome.step}: {outcome.warning}")
             if not outcome.committed:
                 self.report.say(
                     f"warning: checkpoint of step {outcome.step} failed: {outcome.error}; "
@@ -261,12 +277,14 @@ class TrainingLoop:
                 )
 
     def _end(self) -> LoopEnd:
-        self._obey(self._agreement.settle())
+        self._settle()
         if self._window.steps:
             self._log()
         if self.step != self._saved_step or self._saved_nothing():
             self._save()
-        self._report_saves(self.engine.wait())
+        with self._clock.interval("checkpoint"):
+            outcomes = self.engine.wait()
+        self._report_saves(outcomes)
         self.touched.enabled = False
         return LoopEnd(
             state="stopped" if self._stopping else "finished",

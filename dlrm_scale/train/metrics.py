@@ -72,6 +72,17 @@ def click_metrics(logits: NDArray[np.float32], labels: NDArray[np.uint8]) -> Cli
             base_rate_logloss=None,
             note="no rows",
         )
+    if not np.isfinite(logits).all():
+        return ClickMetrics(
+            rows=rows,
+            positives=positives,
+            logloss=None,
+            auc=None,
+            normalized_entropy=None,
+            calibration=None,
+            base_rate_logloss=None,
+            note=f"{int((~np.isfinite(logits)).sum())} predictions are not finite",
+        )
     z = logits.astype(np.float64)
     y = labels.astype(np.float64)
     # softplus(z) - y z, stable for large |z|

@@ -1,8 +1,11 @@
 """What a run tells while it trains: progress bar or lines, JSON lines, TensorBoard. Rank 0 only."""
 
 import json
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
@@ -10,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from dlrm_scale.train.run_folder import RunFolder
 
-__all__ = ["RunReport"]
+__all__ = ["RunReport", "cut_torn_line"]
 
 
 class RunReport:
@@ -37,8 +40,11 @@ class RunReport:
         from torch.utils.tensorboard import SummaryWriter
 
         self._console = console or Console(file=sys.stderr, quiet=quiet)
+        cut_torn_line(folder.log)
         self._log = folder.log.open("a")
         self._board = SummaryWriter(str(folder.tensorboard), purge_step=start_step + 1 if start_step else None)
+        self.lost_records = 0
+        """Records that could not be written, as on a full disk: training goes on without them."""
         self._bar: Progress | None = None
         if self._console.is_terminal and not quiet:
             self._bar = Progress(
@@ -65,8 +71,9 @@ class RunReport:
         """Stop the bar and close the files."""
         if self._bar:
             self._bar.stop()
-        self._board.close()
-        self._log.close()
+        for end in (self._board.close, self._log.close):
+            with self._surviving():
+                end()
 
     def say(self, text: str) -> None:
         """Show a line above the bar."""
@@ -85,11 +92,28 @@ class RunReport:
             step: completed steps.
             values: JSON-ready; None for undefined.
         """
-        self._log.write(json.dumps({"event": event, "step": step, **values}) + "\n")
-        self._log.flush()
-        for name, value in values.items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                self._board.add_scalar(f"{event}/{name}", value, step)
+        line = json.dumps({"event": event, "step": step, **values}, allow_nan=False)
+        with self._surviving():
+            self._log.write(line + "\n")
+            self._log.flush()
+            for name, value in values.items():
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    self._board.add_scalar(f"{event}/{name}", value, step)
+
+    def save_result(self, folder: RunFolder, values: Mapping[str, object]) -> None:
+        """Write `result.json`."""
+        with self._surviving():
+            folder.save_result(values)
+
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """Count and tell what the disk refuses; a lost log line must not end a run that can still checkpoint."""
+        try:
+            yield
+        except OSError as error:
+            self.lost_records += 1
+            if self.lost_records == 1:
+                self.say(f"warning: the run's log can't be written: {error}; training goes on without it")
 
     def show_step(self, step: int, values: Mapping[str, object]) -> None:
         """Show a train record in the bar, or as a line where there is no terminal."""
@@ -102,3 +126,13 @@ class RunReport:
             self._bar.update(self._task, completed=step, note=note)
         else:
             self.say(f"step {step}/{self._total_steps}  {note}")
+
+
+def cut_torn_line(log: Path) -> None:
+    """Remove a last line that a crash left unfinished, so that every line is JSON again."""
+    if not log.is_file():
+        return
+    content = log.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole != len(content):
+        os.truncate(log, whole)

@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
+
+import torch.distributed as dist
 
 from dlrm_scale.checkpoint import Chain, find_chain, list_checkpoints, open_chain, restore
 from dlrm_scale.config import Config
@@ -24,6 +27,7 @@ class RestoredRun:
         step: completed steps.
         cursor: data position; None before the first step.
         chain: what was read.
+        rows_consumed: training rows so far, or None if the checkpoint doesn't say.
         same_ranks: the checkpoint came from as many ranks.
         notes: lines for the user.
     """
@@ -31,6 +35,7 @@ class RestoredRun:
     step: int
     cursor: Mapping[str, object] | None
     chain: Chain
+    rows_consumed: int | None
     same_ranks: bool
     notes: list[str] = field(default_factory=list)
 
@@ -38,7 +43,8 @@ class RestoredRun:
 def agree_on_chain(root: Path, ranks: Ranks, step: int | None = None) -> Chain | None:
     """Find the newest valid checkpoint, the same on every rank.
 
-    Rank 0 checks every hash, so that a damaged file is found before anything is restored; the others follow it.
+    Rank 0 checks every hash of the newest, so that a damaged file is found before anything is restored; the others
+    follow it. A checkpoint asked for by its step is checked while it is read.
 
     Args:
         root: the run's checkpoints.
@@ -55,7 +61,9 @@ def agree_on_chain(root: Path, ranks: Ranks, step: int | None = None) -> Chain |
             verdict = (chain.tip.name, chain.tip_sha256, chain.skipped) if chain is not None else None
         except CheckpointError as error:
             verdict = error
-    verdict = ranks.broadcast_object(verdict)
+        except OSError as error:
+            verdict = CheckpointError(f"{root} can't be read: {error}")
+    verdict = _broadcast_patiently(verdict, ranks)
     if isinstance(verdict, CheckpointError):
         raise verdict
     if verdict is None:
@@ -69,6 +77,8 @@ def agree_on_chain(root: Path, ranks: Ranks, step: int | None = None) -> Chain |
             raise CheckpointError(f"{name} is another one here than on rank 0")
     except CheckpointError as error:
         failure = error
+    except OSError as error:
+        failure = CheckpointError(f"{root} can't be read: {error}")
     for rank, view in enumerate(ranks.gather_objects(failure)):
         if isinstance(view, CheckpointError):
             raise CheckpointError(
@@ -79,13 +89,24 @@ def agree_on_chain(root: Path, ranks: Ranks, step: int | None = None) -> Chain |
     return replace(chain, skipped=skipped)
 
 
+def _broadcast_patiently(value: object, ranks: Ranks) -> object:
+    """Rank 0's value, however long it hashes: 1 TiB takes longer than any collective should be waited for."""
+    if ranks.ranks == 1:
+        return value
+    holder = [value]
+    group = dist.new_group(backend="gloo", timeout=timedelta(days=1))
+    dist.broadcast_object_list(holder, src=0, group=group)
+    dist.destroy_process_group(group)
+    return holder[0]
+
+
 def _choose(root: Path, step: int | None) -> Chain | None:
     if step is None:
         return find_chain(root, verify="full")
-    names = {row.step: row.name for row in list_checkpoints(root)}
+    names = {row.step: row.name for row in list_checkpoints(root) if row.state == "ok"}
     if step not in names:
         known = ", ".join(map(str, sorted(s for s in names if s is not None))) or "none"
-        raise CheckpointError(f"{root} has no checkpoint of step {step}", remedy=f"name one of these: {known}")
+        raise CheckpointError(f"{root} has no whole checkpoint of step {step}", remedy=f"name one of these: {known}")
     return open_chain(root, names[step])
 
 
@@ -124,6 +145,7 @@ def restore_run(
         step=restored.step,
         cursor=restored.cursor or None,
         chain=chain,
+        rows_consumed=restored.rows_consumed,
         same_ranks=restored.rank_state is not None,
         notes=[f"skipped a newer checkpoint, {reason}" for reason in chain.skipped],
     )

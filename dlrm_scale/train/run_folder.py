@@ -14,6 +14,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,21 +78,27 @@ class RunFolder:
         """Whether a run has been started here."""
         return self.config.is_file()
 
-    def claim(self, config: Config, source: str) -> None:
+    def claim(self, config: Config, source: str, init_from: str) -> None:
         """Create the folder of a new run; called by rank 0 alone.
+
+        The exclusive link of config.toml is what makes a run: a crash before it leaves a folder that can be claimed.
+
+        Args:
+            config: resolved.
+            source: recipe or file that it came from.
+            init_from: run whose weights it starts with, or "".
 
         Raises:
             ConfigError: the folder can't be made or another run has taken it meanwhile.
         """
+        made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        record = {"source": source, "init_from": init_from, "version": __version__, "created": made}
+        temporary = self.path / f".config-{os.getpid()}.toml"
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            record = {
-                "source": source,
-                "version": __version__,
-                "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            }
-            with (self.path / "run.json").open("x") as f:
-                json.dump(record, f, indent=1)
+            write_config(config, temporary)
+            _replace_text(self._record, json.dumps(record, indent=1))
+            os.link(temporary, self.config)
         except FileExistsError:
             raise ConfigError(
                 f"run.path {self.path}: another run is here already",
@@ -99,13 +106,50 @@ class RunFolder:
             ) from None
         except OSError as error:
             raise ConfigError(f"run.path {self.path}: {error.strerror}") from None
-        self.save_config(config)
+        finally:
+            with suppress(OSError):
+                temporary.unlink()
 
     def save_config(self, config: Config) -> None:
-        """Write the resolved config under its name in one step."""
-        temporary = self.path / ".config.toml"
-        write_config(config, temporary)
-        os.replace(temporary, self.config)
+        """Write the config of a resumed run under its name in one step.
+
+        Raises:
+            ConfigError: the folder can't be written.
+        """
+        try:
+            temporary = self.path / f".config-{os.getpid()}.toml"
+            write_config(config, temporary)
+            os.replace(temporary, self.config)
+        except OSError as error:
+            raise ConfigError(f"run.path {self.path}: {error.strerror}") from None
+
+    def save_result(self, values: Mapping[str, object]) -> None:
+        """Write result.json in one step; OSError if it can't be written."""
+        _replace_text(self.result, json.dumps(values, indent=1))
+
+    def started_from(self) -> tuple[str, str]:
+        """Recipe or file that the run was made from, and the run whose weights it took, or "".
+
+        Raises:
+            ConfigError: run.json is missing or damaged.
+        """
+        try:
+            record = json.loads(self._record.read_text())
+            return str(record["source"]), str(record["init_from"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{self._record} can't be read: {error}", remedy="put the file back, or start a run in another folder"
+            ) from None
+
+    @property
+    def _record(self) -> Path:
+        return self.path / "run.json"
+
+
+def _replace_text(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    temporary.write_text(text)
+    os.replace(temporary, path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +160,8 @@ class RunRequest:
         config: complete and checked.
         source: recipe or file.
         resume: continue the run in the folder.
-        init_from: folder of another run whose weights and optimizer state are taken, or "".
+        init_from: folder of another run whose weights and optimizer state are taken, or "". Of a resumed run too: it
+            may have died before its first checkpoint.
         changes: settings that differ from the saved config, as (path, before, after).
     """
 
@@ -159,7 +204,8 @@ def resolve_run(
         raise ConfigError("data.path is not set", remedy="add --set data.path=DATASET")
     if init_from and not RunFolder(path=Path(init_from)).exists():
         raise ConfigError(f"--init-from {init_from}: there is no run", remedy="name the folder of a run")
-    return RunRequest(config=_absolute(config), source=str(source), init_from=init_from)
+    given = str(Path(init_from).absolute()) if init_from else ""
+    return RunRequest(config=_absolute(config), source=str(source), init_from=given)
 
 
 def _continue(
@@ -172,10 +218,10 @@ def _continue(
         )
     if init_from:
         raise ConfigError("--init-from starts a new run and can't go with a run that exists")
-    started_from = json.loads((folder.path / "run.json").read_text())["source"]
-    if source is not None and source != started_from:
+    first_source, first_init_from = folder.started_from()
+    if source is not None and source != first_source:
         raise ConfigError(
-            f"run {folder.path} was started from {started_from!r}, not {source!r}",
+            f"run {folder.path} was started from {first_source!r}, not {source!r}",
             remedy="leave the recipe out; the run's saved config is the base",
         )
     saved = load_config(folder.config)
@@ -190,8 +236,9 @@ def _continue(
         )
     return RunRequest(
         config=config,
-        source=started_from,
+        source=first_source,
         resume=True,
+        init_from=first_init_from,
         changes=tuple((path, before, after) for path, (before, after) in changes.items()),
     )
 

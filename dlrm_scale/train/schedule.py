@@ -15,9 +15,10 @@ def multiplier(config: ScheduleConfig, step: int, total_steps: int) -> float:
     """
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
-    decay_steps = total_steps - config.decay_start_step if config.decay_to_end else config.decay_steps
-    if decay_steps <= 0 or step < config.decay_start_step:
+    start = max(config.decay_start_step, config.warmup_steps)
+    decay_steps = total_steps - start if config.decay_to_end else config.decay_steps
+    if decay_steps <= 0 or step < start:
         return 1.0
-    left = max(0.0, 1.0 - (step - config.decay_start_step) / decay_steps)
+    left = max(0.0, 1.0 - (step - start) / decay_steps)
     final: float = config.final_multiplier
     return final + (1.0 - final) * float(left**config.decay_power)

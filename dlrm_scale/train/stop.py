@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-__all__ = ["StopRequest"]
+__all__ = ["REPEAT_SECONDS", "StopRequest"]
 
-_REPEAT_SECONDS = 2.0
+REPEAT_SECONDS = 2.0
 """A Ctrl-C reaches a rank from the terminal and again from the launcher: repeats within this time count once."""
 
 
@@ -47,6 +47,6 @@ class StopRequest:
         if self._first is None:
             self._first = self._now()
             self.signal_name = name
-        elif self._now() - self._first > _REPEAT_SECONDS:
+        elif self._now() - self._first > REPEAT_SECONDS:
             sys.stderr.write(f"second {name}: stopping at once, work since the last checkpoint is lost\n")
             self._abandon(128 + signum)

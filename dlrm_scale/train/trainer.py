@@ -1,8 +1,7 @@
 """One rank's run from start to end: wires dataset, model, checkpoints and loop."""
 
-import json
-import os
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from dlrm_scale.checkpoint import Chain, CheckpointEngine
 from dlrm_scale.config import Config
 from dlrm_scale.data.dataset import Dataset
 from dlrm_scale.data.loader import EvalLoader, TrainLoader
-from dlrm_scale.errors import CheckpointError, ConfigError
+from dlrm_scale.errors import CheckpointError, ConfigError, TrainingError
 from dlrm_scale.install import check_install
 from dlrm_scale.sharding.pipeline import make_eval_pipeline, make_train_pipeline
 from dlrm_scale.sharding.plan_file import save_plan
@@ -59,34 +58,49 @@ def train_rank(request: RunRequest, stop: StopRequest) -> RunResult:
 def _train(request: RunRequest, stop: StopRequest, ranks: Ranks) -> RunResult:
     config = request.config
     dataset = Dataset.open(Path(config.data.path))
-    chain = _find_chain(request, ranks)
+    _check_equal_runs(request, dataset, ranks)
+    chain, continues = _find_chain(request, ranks)
     loader = TrainLoader(
         dataset,
         config.data,
         rank=ranks.rank,
         ranks=ranks.ranks,
         epochs=config.train.epochs,
-        cursor=chain.tip.cursor or None if chain is not None and request.resume else None,
+        cursor=(chain.tip.cursor or None) if chain is not None and continues else None,
         pin_memory=ranks.device.type == "cuda",
     )
     try:
         # the first batch is ready by the time that the model is
         loader.read_ahead()
-        return _train_on(dataset, loader, chain, request, stop, ranks)
-    finally:
-        loader.close()
+        result = _train_on(dataset, loader, chain, continues, request, stop, ranks)
+    except BaseException:
+        # what went wrong matters, not that the reading thread is slow to end
+        with suppress(TrainingError):
+            loader.close()
+        raise
+    loader.close()
+    return result
 
 
 def _train_on(
-    dataset: Dataset, loader: TrainLoader, chain: Chain | None, request: RunRequest, stop: StopRequest, ranks: Ranks
+    dataset: Dataset,
+    loader: TrainLoader,
+    chain: Chain | None,
+    continues: bool,
+    request: RunRequest,
+    stop: StopRequest,
+    ranks: Ranks,
 ) -> RunResult:
     config, folder = request.config, request.folder
     model = build_on_ranks(config, dataset, ranks)
     sharded = model.sharded
     notes = [f"changed by --set: {path} from {before} to {after}" for path, before, after in request.changes]
-    resumed = _fill(model, chain, dataset, request, ranks, notes)
+    resumed = _fill(model, chain, continues, dataset, request, ranks, notes)
+    start_step = resumed.step if resumed else 0
+    assert loader.start_step == start_step
     # only now: a mistake found above leaves no folder behind
-    _claim_folder(request, ranks)
+    total_steps = min(config.train.max_steps or loader.total_steps, loader.total_steps)
+    report = _open_folder(request, model, total_steps, start_step, ranks)
     touched = TouchedRows([shard.region.rows for shard in sharded.local_shards], ranks.device)
     sharded.track(touched)
     engine = CheckpointEngine(
@@ -104,7 +118,7 @@ def _train_on(
     pipeline = pipeline_kind(config, ranks.device)
     evaluation = make_eval_pipeline(sharded, pipeline)
 
-    def validate(limit_rows: int) -> ClickMetrics:
+    def validate(limit_rows: int) -> ClickMetrics | None:
         batches = EvalLoader(
             dataset,
             split="validation",
@@ -114,11 +128,8 @@ def _train_on(
             limit_rows=limit_rows,
             pin_memory=ranks.device.type == "cuda",
         )
-        return evaluate_batches(evaluation.run, batches, ranks)
+        return evaluate_batches(evaluation.run, batches, ranks, stop)
 
-    start_step = resumed.step if resumed else 0
-    total_steps = min(config.train.max_steps or loader.total_steps, loader.total_steps)
-    report = RunReport(folder, total_steps, start_step) if ranks.rank == 0 else None
     loop = TrainingLoop(
         config=config,
         ranks=ranks,
@@ -131,18 +142,18 @@ def _train_on(
         validate=validate,
         report=report,
         start_step=start_step,
+        rows_before=(resumed.rows_consumed or 0) if resumed else 0,
         cursor=resumed.cursor if resumed else None,
         record={"feature_mapping": feature_mapping(dataset)},
     )
-    try:
-        if report is None:
-            return _finish(loop, dataset, None, folder, ranks)
-        save_plan(folder.plan, sharded.layout)
+    if report is None:
+        result = _finish(loop, dataset, None, folder, ranks)
+    else:
         with report:
             _introduce(report, model, dataset, loader, ranks, start_step, config, notes)
-            return _finish(loop, dataset, report, folder, ranks)
-    finally:
-        engine.close()
+            result = _finish(loop, dataset, report, folder, ranks)
+    engine.close()
+    return result
 
 
 def _finish(
@@ -152,64 +163,101 @@ def _finish(
     validation = None
     if end.state == "finished" and dataset.split_rows("validation"):
         validation = loop.validate(0)
-        if report is not None:
-            report.record("validation", end.step, validation.as_dict())
     result = make_result(end, loop.start_step, validation, ranks)
     if report is not None:
+        if validation is not None:
+            report.record("validation", end.step, validation.as_dict())
         values = asdict(result)
         report.record("end", end.step, values)
-        temporary = folder.path / ".result.json"
-        temporary.write_text(json.dumps(values, indent=1))
-        os.replace(temporary, folder.result)
+        report.save_result(folder, values)
     return result
 
 
-def _claim_folder(request: RunRequest, ranks: Ranks) -> None:
+def _check_equal_runs(request: RunRequest, dataset: Dataset, ranks: Ranks) -> None:
+    """Refuse ranks that were started with different settings or data, on every rank.
+
+    Paths may differ between hosts; everything else would train a mixture or hang.
+    """
+    values = request.config.model_dump(mode="json")
+    values["run"].pop("path")
+    values["data"].pop("path")
+    mine = {"config": values, "resume": request.resume, "init": bool(request.init_from), "data": dataset.fingerprint}
+    views = ranks.gather_objects(mine)
+    for rank, view in enumerate(views):
+        if view != views[0]:
+            assert isinstance(view, dict)
+            assert isinstance(views[0], dict)
+            names = [name for name in mine if view[name] != views[0][name]]
+            raise ConfigError(
+                f"rank {rank} was started with another {' and '.join(names)} than rank 0",
+                remedy="give every host the same command and the same dataset",
+            )
+
+
+def _open_folder(
+    request: RunRequest, model: ModelOnRanks, total_steps: int, start_step: int, ranks: Ranks
+) -> RunReport | None:
+    """Claim or reopen the run's folder on rank 0; what fails there fails on every rank.
+
+    Raises:
+        ConfigError: the folder can't be written or is taken.
+    """
+    report: RunReport | None = None
     failure: object = None
     if ranks.rank == 0:
+        folder = request.folder
         try:
             if request.resume:
-                request.folder.save_config(request.config)
+                folder.save_config(request.config)
             else:
-                request.folder.claim(request.config, request.source)
+                folder.claim(request.config, request.source, request.init_from)
+            save_plan(folder.plan, model.sharded.layout)
+            report = RunReport(folder, total_steps, start_step)
         except ConfigError as error:
             failure = error
+        except OSError as error:
+            failure = ConfigError(f"run.path {folder.path}: {error}")
     failure = ranks.broadcast_object(failure)
     if isinstance(failure, ConfigError):
         raise failure
+    return report
 
 
-def _find_chain(request: RunRequest, ranks: Ranks) -> Chain | None:
+def _find_chain(request: RunRequest, ranks: Ranks) -> tuple[Chain | None, bool]:
+    """What to restore, and whether it is the run itself that continues (or another whose weights it takes)."""
     if request.resume:
-        return agree_on_chain(request.folder.checkpoints, ranks)
+        chain = agree_on_chain(request.folder.checkpoints, ranks)
+        if chain is not None:
+            return chain, True
     if not request.init_from:
-        return None
+        return None, False
     chain = agree_on_chain(RunFolder(path=Path(request.init_from)).checkpoints, ranks)
     if chain is None:
         raise CheckpointError(f"--init-from {request.init_from}: that run has no checkpoint")
-    return chain
+    return chain, False
 
 
 def _fill(
     model: ModelOnRanks,
     chain: Chain | None,
+    continues: bool,
     dataset: Dataset,
     request: RunRequest,
     ranks: Ranks,
     notes: list[str],
 ) -> RestoredRun | None:
-    """Give the model its values; return where a resumed run stands, None for a new one."""
+    """Give the model its values; return where a continued run stands, None for one that begins."""
+    if request.resume and not continues:
+        notes.append("the run has no checkpoint yet: starting from its beginning")
     if chain is None:
-        if request.resume:
-            notes.append("the run has no checkpoint yet: starting from its beginning")
         model.fill_initial_rows(request.config.model.seed)
         return None
     started = time.perf_counter()
-    restored = restore_run(chain, request.config, model.sharded, dataset, ranks, position=request.resume)
+    restored = restore_run(chain, request.config, model.sharded, dataset, ranks, position=continues)
     notes.extend(restored.notes)
-    what = "the run" if request.resume else f"weights and optimizer state of {request.init_from}"
+    what = "the run" if continues else f"weights and optimizer state of {request.init_from}"
     notes.append(f"restored {what} at step {restored.step} in {time.perf_counter() - started:.1f} s")
-    if not request.resume:
+    if not continues:
         return None
     if not restored.same_ranks:
         notes.append("the number of ranks changed: rows and state are exact, losses agree to rounding")

@@ -20,7 +20,7 @@ from dlrm_scale.train.trainer import train_rank
 from tests.support.datasets import row_numbers
 from tests.support.rank_runner import run_ranks
 
-__all__ = ["SMALL_MODEL", "Observed", "log_records", "losses", "read_tables", "run_training", "same_tables"]
+__all__ = ["SMALL_MODEL", "Observed", "assemble", "log_records", "losses", "read_tables", "run_training", "same_tables"]
 
 SMALL_MODEL = (
     "model.dim=16",
@@ -44,11 +44,14 @@ class Observed:
         result: the summary.
         rows_per_step: numbers of the true rows of each step on this rank.
         learning_rates: (dense, sparse) set for each step.
+        first_shards: this rank's rows and state before the first step of this start: (table, row start, column start,
+            name, values).
     """
 
     result: RunResult
     rows_per_step: list[list[int]]
     learning_rates: list[tuple[float, ...]]
+    first_shards: list[tuple[str, int, int, str, np.ndarray]]
 
 
 def run_training(
@@ -74,7 +77,16 @@ def _train(run: str, dataset: str, overrides: list[str], resume: bool, init_from
     request = resolve_run(None if resume else "sample", [*settings, *overrides], resume=resume, init_from=init_from)
     rows: list[list[int]] = []
     rates: list[tuple[float, ...]] = []
-    note, rate = TrainingLoop._note, TrainingLoop._set_learning_rates
+    shards: list[tuple[str, int, int, str, np.ndarray]] = []
+    note, rate, begin = TrainingLoop._note, TrainingLoop._set_learning_rates, TrainingLoop._begin
+
+    def watched_begin(self: TrainingLoop) -> None:
+        begin(self)
+        for shard in self.sharded.local_shards:
+            for name, values in (("weight", shard.weight), *shard.state.items()):
+                region = shard.region
+                place = (region.table, region.row_start, region.column_start, name)
+                shards.append((*place, values.detach().clone().numpy()))
 
     def watched_note(self: TrainingLoop, batch: Batch, row_loss_sum: torch.Tensor, logits: torch.Tensor) -> None:
         rows.append(row_numbers(batch.dense_features[: batch.rows_local]).tolist())
@@ -90,11 +102,23 @@ def _train(run: str, dataset: str, overrides: list[str], resume: bool, init_from
         rates.append((*dense, *(sparse or {-1.0})))
 
     TrainingLoop._note, TrainingLoop._set_learning_rates = watched_note, watched_rate
+    TrainingLoop._begin = watched_begin
     try:
         result = train_rank(request, StopRequest())
     finally:
-        TrainingLoop._note, TrainingLoop._set_learning_rates = note, rate
-    return Observed(result=result, rows_per_step=rows, learning_rates=rates[: len(rows)])
+        TrainingLoop._note, TrainingLoop._set_learning_rates, TrainingLoop._begin = note, rate, begin
+    return Observed(result=result, rows_per_step=rows, learning_rates=rates[: len(rows)], first_shards=shards)
+
+
+def assemble(observed: Sequence[Observed], like: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Put all ranks' first shards together into whole tables, named and shaped as in `like`."""
+    whole = {name: np.full_like(v, np.nan) for name, v in like.items() if not name.startswith("dense.")}
+    for rank in observed:
+        for table, row, column, name, values in rank.first_shards:
+            target = whole[f"{table}.{name}"]
+            columns = (slice(column, column + values.shape[1]),) if values.ndim == 2 else ()
+            target[(slice(row, row + len(values)), *columns)] = values
+    return whole
 
 
 def log_records(run: Path, event: str) -> list[dict[str, object]]:

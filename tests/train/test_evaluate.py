@@ -1,5 +1,6 @@
 """Metrics are global: the same as one process gets from all scores, however rows lie on ranks."""
 
+import signal
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -11,6 +12,7 @@ from dlrm_scale.batch import Batch, make_batch
 from dlrm_scale.sharding.ranks import close_ranks, init_ranks
 from dlrm_scale.train.evaluate import evaluate_batches
 from dlrm_scale.train.metrics import ClickMetrics
+from dlrm_scale.train.stop import StopRequest
 from tests.support.rank_runner import run_ranks
 
 _ROWS = 997
@@ -24,7 +26,7 @@ def _scores(constant: bool) -> tuple[np.ndarray, np.ndarray]:
     return (np.zeros_like(logits) if constant else logits), labels
 
 
-def _evaluate(constant: bool, batch_size: int, rows: int) -> ClickMetrics:
+def _evaluate(constant: bool, batch_size: int, rows: int) -> ClickMetrics | None:
     logits, labels = (values[:rows] for values in _scores(constant))
     ranks = init_ranks("cpu", 60)
     first, last = rows * ranks.rank // ranks.ranks, rows * (ranks.rank + 1) // ranks.ranks
@@ -63,6 +65,32 @@ def test_auc_and_logloss_equal_scikit_learns_on_any_ranks_and_batches(constant: 
             assert results[0].rows == _ROWS
             assert results[0].auc == pytest.approx(roc_auc_score(labels, probabilities), abs=1e-6)
             assert results[0].logloss == pytest.approx(log_loss(labels, probabilities), abs=1e-6)
+
+
+def _stopped(rank_told: int) -> ClickMetrics | None:
+    ranks = init_ranks("cpu", 60)
+    stop = StopRequest()
+    seen = 0
+
+    def score(given: Iterable[Batch]) -> Iterator[tuple[Batch, torch.Tensor, torch.Tensor]]:
+        nonlocal seen
+        for seen, batch in enumerate(given, start=1):
+            if seen == 5 and ranks.rank == rank_told:
+                stop.handle(signal.SIGTERM)
+            yield batch, torch.zeros(()), batch.dense_features[:, 0]
+
+    ids = torch.zeros(26, 1, dtype=torch.int64)
+    one = make_batch(dense_features=torch.zeros(1, 13), ids=ids, labels=torch.zeros(1))
+    try:
+        result = evaluate_batches(score, [one] * 100, ranks, stop)
+        assert seen < 100
+        return result
+    finally:
+        close_ranks()
+
+
+def test_a_signal_to_one_rank_ends_the_evaluation_on_all() -> None:
+    assert run_ranks(2, _stopped, 1) == [None, None]
 
 
 def test_fewer_rows_than_ranks_are_all_counted() -> None:

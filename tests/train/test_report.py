@@ -49,6 +49,26 @@ def test_a_resumed_run_appends_its_lines_and_drops_later_points(tmp_path: Path) 
     assert [(s.step, s.value) for s in curves.Scalars("train/loss")] == [(2, 2.0), (4, 4.0), (6, 60.0)]
 
 
+def test_a_line_that_a_crash_left_unfinished_is_removed(tmp_path: Path) -> None:
+    folder = RunFolder(path=tmp_path)
+    folder.log.write_text('{"event": "train", "step": 1}\n{"event": "tra')
+    with RunReport(folder, total_steps=4, start_step=1, quiet=True) as report:
+        report.record("train", 2, {})
+    assert [json.loads(line)["step"] for line in folder.log.read_text().splitlines()] == [1, 2]
+
+
+def test_a_full_disk_costs_log_lines_and_not_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    folder = RunFolder(path=tmp_path)
+    folder.log.symlink_to("/dev/full")
+    with RunReport(folder, total_steps=4, start_step=0) as report:
+        for step in (1, 2):
+            report.record("train", step, {"loss": 1.0})
+    assert report.lost_records >= 2
+    assert capsys.readouterr().err.count("the run's log can't be written") == 1
+
+
 def test_without_a_terminal_each_log_step_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with RunReport(RunFolder(path=tmp_path), total_steps=4, start_step=0) as report:
         report.show_step(2, _STEP)

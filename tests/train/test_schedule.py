@@ -27,3 +27,8 @@ def test_decay_falls_polynomially_to_the_final_multiplier_and_stays() -> None:
 def test_decay_to_end_reaches_its_final_value_with_the_last_step() -> None:
     schedule = ScheduleConfig(decay_to_end=True, decay_start_step=2, decay_power=1.0)
     assert [multiplier(schedule, step, 6) for step in range(7)] == [1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+
+
+def test_a_decay_waits_for_the_end_of_the_warm_up() -> None:
+    schedule = ScheduleConfig(warmup_steps=4, decay_steps=4, decay_power=1.0)
+    assert [multiplier(schedule, step, 100) for step in range(9)] == [0.25, 0.5, 0.75, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]

@@ -1,0 +1,57 @@
+"""Who may create a run, and what a half-made one is."""
+
+from pathlib import Path
+
+import pytest
+
+from dlrm_scale.errors import ConfigError
+from dlrm_scale.recipes import load_config
+from dlrm_scale.train.run_folder import RunFolder, resolve_run
+
+_SETTINGS = ["data.path=somewhere"]
+
+
+def _claimed(path: Path, init_from: str = "") -> RunFolder:
+    folder = RunFolder(path=path)
+    folder.claim(load_config("sample", [*_SETTINGS, f"run.path={path}"]), "sample", init_from)
+    return folder
+
+
+def test_a_claimed_folder_is_a_run_with_its_config_and_origin(tmp_path: Path) -> None:
+    folder = _claimed(tmp_path / "run", "/another")
+    assert folder.exists()
+    assert folder.started_from() == ("sample", "/another")
+    request = resolve_run(None, [f"run.path={folder.path}"], resume=True)
+    assert (request.resume, request.init_from, request.source) == (True, "/another", "sample")
+    assert sorted(p.name for p in folder.path.iterdir()) == ["config.toml", "run.json"]
+
+
+def test_a_folder_that_a_crash_left_half_made_can_be_claimed(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / ".config-1.toml").write_text("[run]")
+    assert not RunFolder(path=tmp_path).exists()
+    request = resolve_run("sample", [*_SETTINGS, f"run.path={tmp_path}"], resume=True)
+    assert not request.resume
+    _claimed(tmp_path)
+    assert RunFolder(path=tmp_path).exists()
+
+
+def test_only_one_of_two_trainers_gets_a_folder(tmp_path: Path) -> None:
+    _claimed(tmp_path)
+    before = (tmp_path / "config.toml").read_bytes()
+    with pytest.raises(ConfigError, match="another run is here already"):
+        _claimed(tmp_path)
+    assert (tmp_path / "config.toml").read_bytes() == before
+
+
+def test_a_run_without_its_record_is_named(tmp_path: Path) -> None:
+    folder = _claimed(tmp_path)
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(ConfigError, match=r"run\.json can't be read"):
+        resolve_run(None, [f"run.path={folder.path}"], resume=True)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="file/run"):
+        _claimed(tmp_path / "file" / "run")
