@@ -8,6 +8,7 @@ import numpy.typing as npt
 from dlrm_scale.data.bad_rows import REJECTED_HEADER
 from dlrm_scale.data.column_statistics import FileStatistics, category_statistics, integer_statistics
 from dlrm_scale.data.dataset import ColumnInfo, DatasetManifest
+from dlrm_scale.data.durable import fsync_file
 from dlrm_scale.data.split import SplitRule, row_ranges
 from dlrm_scale.data.staging import REJECTED_FILE, Staging
 from dlrm_scale.data.transforms import DENSE_RULE
@@ -45,13 +46,15 @@ def collect_rejected(files: int, bad_rows: int, staging: Staging) -> list[str]:
     """Join the rejected rows of all files, in order; return the names of the files that were made."""
     if not bad_rows:
         return []
-    with (staging.path / REJECTED_FILE).open("w", encoding="utf-8") as out:
+    rejected = staging.path / REJECTED_FILE
+    with rejected.open("w", encoding="utf-8") as out:
         out.write(REJECTED_HEADER)
         for index in range(files):
             part = staging.path / rejected_part_file(index)
             if part.exists():
                 with part.open(encoding="utf-8") as lines:
                     out.writelines(lines)
+    fsync_file(rejected)
     return [REJECTED_FILE]
 
 

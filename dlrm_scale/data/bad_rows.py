@@ -2,6 +2,7 @@
 
 import re
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ _FIELDS = len(RAW_COLUMNS)
 _FOUND_BYTES_MAX = 40
 _KEPT_ROW_BYTES_MAX = 2048
 _EXAMPLES = 5
+_PUT_ASIDE = "correct the row, or let --max-bad-rows N put up to N rows into rejected.tsv"
 _INTEGER = re.compile(rb"-?[0-9]{1,10}")
 
 
@@ -129,10 +131,32 @@ class BadRowLimit:
             examples = list(self._examples)
         if self.allowed == 0:
             raise DataError(f"bad row: {bad}", remedy=_remedy(bad))
+        raise self._too_many([str(example) for example in examples], _remedy(examples[0]))
+
+    def add_earlier(self, path: Path, bad_rows: int) -> None:
+        """Count those of a file that an earlier process has finished; their reasons aren't at hand.
+
+        Args:
+            path: the file.
+            bad_rows: how many it has.
+
+        Raises:
+            DataError: with them there are too many.
+        """
+        if bad_rows == 0:
+            return
+        with self._lock:
+            self.count += bad_rows
+            if self.count <= self.allowed:
+                return
+            examples = list(self._examples)
+        found = f"{path}: {bad_rows:,} bad rows, found before this was interrupted"
+        raise self._too_many([*map(str, examples), found], _PUT_ASIDE)
+
+    def _too_many(self, examples: Sequence[str], remedy: str) -> DataError:
         shown = "\n".join(f"  {example}" for example in examples)
-        raise DataError(
-            f"more than {self.allowed:,} bad rows (--max-bad-rows); the first ones:\n{shown}",
-            remedy=_remedy(examples[0]),
+        return DataError(
+            f"more than {self.allowed:,} bad rows (--max-bad-rows); the first ones:\n{shown}", remedy=remedy
         )
 
 
@@ -142,4 +166,4 @@ def _remedy(bad: BadRow) -> str:
             "correct the row; or, if an editor stripped the tabs at the ends of rows, --pad-short-rows reads the "
             "fields that are gone as missing; or let --max-bad-rows N put up to N rows into rejected.tsv"
         )
-    return "correct the row, or let --max-bad-rows N put up to N rows into rejected.tsv"
+    return _PUT_ASIDE

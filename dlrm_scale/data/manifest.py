@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from dlrm_scale.data.durable import fsync_folder
 from dlrm_scale.errors import DatasetError
 from dlrm_scale.schema import CATEGORY_COLUMNS
 
@@ -20,7 +21,6 @@ __all__ = [
     "DatasetManifest",
     "Part",
     "RowRange",
-    "fsync_folder",
     "read_manifest",
     "write_manifest",
 ]
@@ -207,12 +207,3 @@ def _check(manifest: DatasetManifest, file: Path) -> None:
     for a, b in pairwise(ordered):
         if b[0] < a[1]:
             fail(f"rows {b[0]} to {min(a[1], b[1])} are in {a[2]} and in {b[2]}")
-
-
-def fsync_folder(folder: Path) -> None:
-    """Make renames inside `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

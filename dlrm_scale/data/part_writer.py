@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from dlrm_scale.data.manifest import Part, fsync_folder
+from dlrm_scale.data.durable import fsync_folder
+from dlrm_scale.data.manifest import Part
 from dlrm_scale.errors import DatasetError
 from dlrm_scale.schema import CATEGORY_COLUMNS, INTEGER_COLUMNS, LABEL_COLUMN
 

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dlrm_scale.data.dataset import MANIFEST_FILE
+from dlrm_scale.data.durable import fsync_folder
 from dlrm_scale.errors import DatasetError
 
 __all__ = ["REJECTED_FILE", "REQUEST_FILE", "Staging", "finished_request", "request_key", "write_json"]
@@ -43,6 +44,7 @@ def write_json(file: Path, content: Mapping[str, Any]) -> None:
         out.flush()
         os.fsync(out.fileno())
     os.replace(temporary, file)
+    fsync_folder(file.parent)
 
 
 def finished_request(folder: Path) -> dict[str, Any] | None:
@@ -110,7 +112,7 @@ class Staging:
         return _read_json(self.path / f"{name}.json")
 
     def finish(self, name: str, content: Mapping[str, Any]) -> None:
-        """Note that a step of the work is done."""
+        """Note that a step of the work is done; the files that it made must be durable already."""
         write_json(self.path / f"{name}.json", content)
 
     def holds(self, file: str) -> bool:
@@ -127,12 +129,14 @@ class Staging:
         return (self.folder / MANIFEST_FILE).exists()
 
     def publish(self, files: list[str]) -> None:
-        """Give the data files their final names; the manifest is written afterwards.
+        """Give the data files, durable already, their final names; the manifest is written afterwards.
 
         A dataset that is replaced loses its manifest first, so that at no time a manifest stands beside files that it
         doesn't describe.
         """
-        (self.folder / MANIFEST_FILE).unlink(missing_ok=True)
+        if self.is_replacing():
+            (self.folder / MANIFEST_FILE).unlink()
+            fsync_folder(self.folder)
         for pattern in _OURS:
             for old in self.folder.glob(pattern):
                 # What is no longer in staging was moved by a process that died before the manifest.
@@ -140,7 +144,6 @@ class Staging:
                     old.unlink()
         for file in files:
             if (self.path / file).exists():
-                _fsync(self.path / file)
                 os.replace(self.path / file, self.folder / file)
         write_json(self.folder / REQUEST_FILE, self._request)
 
@@ -173,11 +176,3 @@ class Staging:
                 f"another process is writing a dataset into {self.folder}", remedy="wait for it or name another --out"
             )
         return descriptor
-
-
-def _fsync(file: Path) -> None:
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

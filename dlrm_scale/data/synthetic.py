@@ -22,6 +22,7 @@ import numpy as np
 import xxhash
 from isal import igzip
 
+from dlrm_scale.data.durable import fsync_folder
 from dlrm_scale.data.synthetic_columns import PRESETS, scaled
 from dlrm_scale.data.synthetic_model import planted_model
 from dlrm_scale.data.synthetic_rows import RowSource, format_rows
@@ -310,11 +311,7 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    fsync_folder(path.parent)
 
 
 @contextmanager

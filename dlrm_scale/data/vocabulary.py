@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numba import njit
 
+from dlrm_scale.data.durable import fsync_file
 from dlrm_scale.data.tsv import FIRST_CATEGORY_BIT
 from dlrm_scale.errors import DatasetError
 from dlrm_scale.schema import CATEGORY_COLUMNS, MISSING_ROW, OUT_OF_VOCABULARY_ROW
@@ -76,7 +77,7 @@ class Vocabulary:
     ids: npt.NDArray[np.uint32]
     counts: npt.NDArray[np.int64]
     salt: int
-    # [2^bits + 1] int64: kept ids whose hash starts with the bits b stand at [directory[b], directory[b + 1]) of `ids`.
+    # [2^bits + 1] int32: kept ids whose hash starts with the bits b stand at [directory[b], directory[b + 1]) of `ids`.
     # About 2 ids share a bucket, so a lookup costs two cache misses and 8 bytes an id, with no keys stored twice.
     _directory: npt.NDArray[np.int32]
 
@@ -245,7 +246,7 @@ def vocabulary_file(column: str) -> str:
 
 
 def save_vocabulary(folder: Path, vocabulary: Vocabulary) -> None:
-    """Write `vocabulary-C1.parquet`: id uint32, row int32, count int64; the method is in the file's metadata."""
+    """Write `vocabulary-C1.parquet` durably: id uint32, row int32, count int64; the method is in its metadata."""
     about = {
         "format_version": _FORMAT_VERSION,
         "column": vocabulary.column,
@@ -259,6 +260,7 @@ def save_vocabulary(folder: Path, vocabulary: Vocabulary) -> None:
     file = folder / vocabulary_file(vocabulary.column)
     try:
         pq.write_table(table, file)
+        fsync_file(file)
     except OSError as error:
         raise DatasetError(f"{file} can't be written: {error}", remedy="free space or choose another folder") from error
 

@@ -4,7 +4,8 @@ Shapes: S streams of this rank, up to W rows a window, B rows of this rank in a 
 
 A row is 40 words of 4 bytes: label, 13 dense features (their bits), 26 ids. Rows are permuted when a window is read and
 stand next to each other from then on, since a batch takes only a few of each stream: it copies runs of
-B / S x 160 bytes (36 ns a row; 65 ns with columns). 64 streams of 16,384 rows take 168 MB, divided between the ranks.
+B / S x 160 bytes (36 ns a row; 65 ns with columns). A window of 16,384 rows may grow by one row less than a record
+batch: 64 streams with room for 24,575 rows take 252 MB, divided between the ranks.
 """
 
 from collections.abc import Sequence

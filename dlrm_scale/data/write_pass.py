@@ -15,6 +15,7 @@ from dlrm_scale.data.bad_rows import BadRow, BadRowLimit, rejected_line
 from dlrm_scale.data.column_statistics import FileStatistics
 from dlrm_scale.data.compressed import open_bytes
 from dlrm_scale.data.dataset import Part, PartWriter
+from dlrm_scale.data.durable import fsync_file
 from dlrm_scale.data.inputs import InputFile
 from dlrm_scale.data.passes import PassProgress, run_over_files
 from dlrm_scale.data.staging import Staging
@@ -107,7 +108,7 @@ def write_parts(
         note = staging.finished(name)
         if note is not None and staging.holds(name):
             part, statistics = Part(**note["part"]), FileStatistics.from_json(note["statistics"])
-            limit.count += statistics.bad_rows
+            limit.add_earlier(files[index].path, statistics.bad_rows)
             progress.tick(index, files[index].size_bytes, rows=part.rows, bad_rows=statistics.bad_rows)
         else:
             part, statistics = _write_part(
@@ -178,3 +179,4 @@ class _RejectedRows:
     def __exit__(self, *error: object) -> None:
         if self._out is not None:
             self._out.close()
+            fsync_file(self._path)

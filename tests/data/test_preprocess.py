@@ -17,11 +17,14 @@ import pytest
 
 from dlrm_scale.data import write_pass
 from dlrm_scale.data.dataset import MANIFEST_FILE, Dataset
-from dlrm_scale.data.passes import ProgressReport
+from dlrm_scale.data.inputs import find_inputs
+from dlrm_scale.data.passes import PassProgress, ProgressReport
 from dlrm_scale.data.preprocess import PreprocessOptions, PreprocessResult, preprocess
 from dlrm_scale.data.split import parse_split_rule, row_ranges
 from dlrm_scale.data.staging import Staging
+from dlrm_scale.data.vocabulary import hashed_vocabulary
 from dlrm_scale.errors import ConfigError, DataError, DatasetError
+from dlrm_scale.schema import CATEGORY_COLUMNS
 from tests.support.raw_rows import Row, make_row, make_rows, slow_parse, write_rows
 
 
@@ -437,6 +440,72 @@ def test_half_made_files_of_another_request_are_not_used(tmp_path: Path, monkeyp
     _run(files, out, threshold=1)
     _run(files, tmp_path / "fresh", threshold=1)
     assert _files(out) == _files(tmp_path / "fresh")
+
+
+def test_the_bad_rows_of_files_that_were_finished_before_count_towards_the_limit(tmp_path: Path) -> None:
+    paths = [write_rows(tmp_path / f"day_{i}.tsv", [*make_rows(9, seed=i), b"bad", b"bad"]) for i in range(2)]
+    files = find_inputs(paths).files
+    vocabularies = [hashed_vocabulary(column, "modulo", rows=9) for column in CATEGORY_COLUMNS]
+
+    def write(staging: Staging, max_bad_rows: int) -> None:
+        write_pass.write_parts(
+            files,
+            [None, None],
+            vocabularies,
+            staging,
+            pad_short_rows=False,
+            max_bad_rows=max_bad_rows,
+            jobs=1,
+            progress=PassProgress("write", 1, 1, files, None),
+            lookups=None,
+        )
+
+    with Staging(tmp_path / "out", {}) as staging:
+        write(staging, 4)
+        write(staging, 4)  # both finished before
+        (staging.path / "part-00000.arrow.json").unlink()  # the first isn't: its rows are counted again, then day_1's
+        with pytest.raises(DataError, match=r"more than 3 bad rows") as caught:
+            write(staging, 3)
+    assert f"{paths[0]}, line 10" in caught.value.message
+    assert f"{paths[1]}: 2 bad rows, found before" in caught.value.message
+    assert "--max-bad-rows N" in (caught.value.remedy or "")
+
+
+def test_files_are_durable_before_anything_says_that_they_are_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[tuple[str, str]] = []
+    real_fsync, real_replace = os.fsync, os.replace
+
+    def fsync(descriptor: int) -> None:
+        real_fsync(descriptor)
+        events.append(("sync", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
+
+    def replace(source: Path, target: Path) -> None:
+        real_replace(source, target)
+        folder = "" if Path(target).parent.name == "out" else "staged "
+        events.append((f"{folder}name", Path(target).name))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    _run(write_rows(tmp_path / "x.tsv", [*make_rows(20), b"bad"]), tmp_path / "out", max_bad_rows=1)
+
+    def at(*event: str) -> int:
+        return events.index((event[0], event[1]))
+
+    vocabularies = [f"vocabulary-{column}.parquet" for column in CATEGORY_COLUMNS]
+    assert max(at("sync", name) for name in vocabularies) < at("staged name", "vocabularies.json")
+    part, note = "part-00000.arrow", ("staged name", "part-00000.arrow.json")
+    assert at("sync", f"{part}.tmp") < at("staged name", part) < at(*note)
+    assert ("sync", ".building") in events[at("staged name", part) : at(*note)]
+    assert at("sync", "part-00000.rejected.tsv") < at(*note)
+    assert at("sync", "rejected.tsv") < at("name", "rejected.tsv")
+    published = max(at("name", name) for name in (part, "rejected.tsv", *vocabularies))
+    manifest = at("name", MANIFEST_FILE)
+    assert published < manifest
+    assert ("sync", "out") in events[published:manifest]
+    assert ("sync", f"{MANIFEST_FILE}.tmp") in events[published:manifest]
+    assert ("sync", "out") in events[manifest:]
 
 
 @pytest.mark.parametrize("replaced", [False, True])
