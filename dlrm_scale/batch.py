@@ -3,10 +3,9 @@
 Shapes: B rows on this rank (padding included, the same B on every rank in a step), 13 integers, 26 categories.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -44,29 +43,22 @@ class Batch(Pipelineable):
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
         """Copy to a device."""
-        return self._map(lambda t: t.to(device=device, non_blocking=non_blocking))
-
-    def pin_memory(self) -> "Batch":
-        """Copy to page-locked host memory."""
-        return self._map(lambda t: t.pin_memory())
+        return Batch(
+            dense_features=self.dense_features.to(device, non_blocking=non_blocking),
+            sparse_features=self.sparse_features.to(device, non_blocking=non_blocking),
+            labels=self.labels.to(device, non_blocking=non_blocking),
+            weights=self.weights.to(device, non_blocking=non_blocking),
+            loss_scale=self.loss_scale.to(device, non_blocking=non_blocking),
+            rows_global=self.rows_global,
+            rows_local=self.rows_local,
+            cursor=self.cursor,
+        )
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the allocator that `stream` uses the tensors."""
         for t in (self.dense_features, self.labels, self.weights, self.loss_scale):
             t.record_stream(stream)
         self.sparse_features.record_stream(stream)
-
-    def _map(self, f: Callable[[Any], Any]) -> "Batch":
-        return Batch(
-            dense_features=f(self.dense_features),
-            sparse_features=f(self.sparse_features),
-            labels=f(self.labels),
-            weights=f(self.weights),
-            loss_scale=f(self.loss_scale),
-            rows_global=self.rows_global,
-            rows_local=self.rows_local,
-            cursor=self.cursor,
-        )
 
 
 def one_hot_features(keys: Sequence[str], ids: torch.Tensor, rows: int) -> KeyedJaggedTensor:

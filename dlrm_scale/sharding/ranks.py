@@ -22,7 +22,6 @@ class Ranks:
     Attributes:
         rank: 0-based, over all hosts.
         ranks: how many there are.
-        local_rank: 0-based, on this host.
         local_ranks: how many this host has.
         device: where this rank computes.
         store: a client of the rendezvous store of its own, under a prefix of its own. A background thread may
@@ -32,7 +31,6 @@ class Ranks:
 
     rank: int
     ranks: int
-    local_rank: int
     local_ranks: int
     device: torch.device
     store: dist.Store
@@ -88,7 +86,6 @@ def init_ranks(device: Literal["cpu", "cuda"], timeout_seconds: float) -> Ranks:
     return Ranks(
         rank=rank,
         ranks=ranks,
-        local_rank=local_rank,
         local_ranks=local_ranks,
         device=torch_device,
         store=dist.PrefixStore("dlrm_scale", own_store),

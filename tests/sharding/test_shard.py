@@ -275,7 +275,7 @@ def test_an_id_beyond_its_table_stops_the_step() -> None:
 # -- ranks -----------------------------------------------------------------------------------------------------------
 
 
-def _ranks() -> tuple[int, int, int, int, list[object], object, bytes]:
+def _ranks() -> tuple[int, int, int, list[object], object, bytes]:
     ranks = init_ranks("cpu", 60)
     if ranks.rank == 0:
         ranks.store.set("vote", "yes")
@@ -283,7 +283,6 @@ def _ranks() -> tuple[int, int, int, int, list[object], object, bytes]:
     found = (
         ranks.rank,
         ranks.ranks,
-        ranks.local_rank,
         ranks.local_ranks,
         ranks.gather_objects(ranks.rank * 10),
         ranks.broadcast_object(f"from {ranks.rank}", source=1),
@@ -296,7 +295,7 @@ def _ranks() -> tuple[int, int, int, int, list[object], object, bytes]:
 
 
 def test_ranks_know_their_place_and_share_a_store() -> None:
-    expected = [(r, 4, r % 2, 2, [0, 10, 20, 30], "from 1", b"yes") for r in range(4)]
+    expected = [(r, 4, 2, [0, 10, 20, 30], "from 1", b"yes") for r in range(4)]
     assert run_ranks(4, _ranks, ranks_per_host=2) == expected
 
 
@@ -305,7 +304,7 @@ def test_a_process_without_a_launcher_is_the_only_rank(monkeypatch: pytest.Monke
         monkeypatch.delenv(name, raising=False)
     ranks = init_ranks("cpu", 5)
     try:
-        assert (ranks.rank, ranks.ranks, ranks.local_rank, ranks.local_ranks) == (0, 1, 0, 1)
+        assert (ranks.rank, ranks.ranks, ranks.local_ranks) == (0, 1, 1)
         assert ranks.gather_objects("x") == ["x"]
     finally:
         close_ranks()
