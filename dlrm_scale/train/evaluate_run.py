@@ -65,6 +65,7 @@ def evaluate_rank(request: EvaluationRequest, stop: StopRequest) -> EvaluationRe
     kind = device_kind(config)
     check_install(device=kind)
     ranks = init_ranks(kind, config.train.collective_timeout_seconds)
+    stop.heeded.set()
     try:
         set_threads(config, ranks.local_ranks)
         dataset = Dataset.open(Path(request.data))

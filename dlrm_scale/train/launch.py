@@ -136,6 +136,7 @@ def _rank_main(function: "RankFunction[Argument, Result]", argument: Argument, f
     stop = StopRequest()
     stop.install()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    threading.Thread(target=_end_with_launcher, args=(os.getppid(), stop), daemon=True).start()
     mark_started(Path(folder), rank)
     try:
         result = function(argument, stop)
@@ -146,6 +147,13 @@ def _rank_main(function: "RankFunction[Argument, Result]", argument: Argument, f
         os._exit(error.exit_code if isinstance(error, DlrmScaleError) else 1)
     mark_done(Path(folder), rank)
     return result if rank == 0 else None
+
+
+def _end_with_launcher(launcher: int, stop: StopRequest) -> None:
+    """End a rank whose launcher dies while it starts: it would wait minutes for ranks and stores that are gone."""
+    while not stop.heeded.wait(0.5):
+        if os.getppid() != launcher:
+            os._exit(1)
 
 
 class _SignalForwarding:

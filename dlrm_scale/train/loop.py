@@ -13,7 +13,7 @@ from dlrm_scale.batch import Batch
 from dlrm_scale.checkpoint import CheckpointEngine, SaveOutcome
 from dlrm_scale.config import Config
 from dlrm_scale.data.loader import TrainLoader
-from dlrm_scale.errors import TrainingError
+from dlrm_scale.errors import CheckpointError, TrainingError
 from dlrm_scale.sharding.pipeline import TrainPipeline
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.sharding.shard import ShardedModel
@@ -105,7 +105,7 @@ class TrainingLoop:
 
         Raises:
             TrainingError: a loss that isn't finite, naming step and rank.
-            CheckpointError: a failed save under `checkpoint.on_failure = stop`.
+            CheckpointError: a failed save under `checkpoint.on_failure = stop`, or the last one under any setting.
         """
         self._begin()
         batches: Iterator[Batch] = iter(self.loader)
@@ -286,6 +286,7 @@ class TrainingLoop:
             outcomes = self.engine.wait()
         self._report_saves(outcomes)
         self.touched.enabled = False
+        self._require_last_save()
         return LoopEnd(
             state="stopped" if self._stopping else "finished",
             step=self.step,
@@ -296,6 +297,15 @@ class TrainingLoop:
             outcomes=self._outcomes,
             final_loss=self._last_loss,
         )
+
+    def _require_last_save(self) -> None:
+        """A run may go on without a checkpoint, but it must not end well without its last one."""
+        last = self._outcomes[-1] if self._outcomes else None
+        if last is not None and not last.committed:
+            raise CheckpointError(
+                f"the last checkpoint, of step {last.step}, is not saved: {last.error}",
+                remedy="mend what the message names, then continue from the checkpoint before it with --resume auto",
+            )
 
     def _saved_nothing(self) -> bool:
         """A run that ends before its first step still leaves a checkpoint to resume from."""

@@ -94,6 +94,8 @@ class RunFolder:
         made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         record = {"source": source, "init_from": init_from, "version": __version__, "created": made}
         temporary = self.path / f".config-{os.getpid()}.toml"
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(f"run.path {self.path} is a file", remedy="name a folder")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write_config(config, temporary)

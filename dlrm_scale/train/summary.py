@@ -24,6 +24,9 @@ def metric_rows(metrics: dict[str, object]) -> list[tuple[str, str]]:
     ):
         value = metrics[name]
         rows.append((label, "undefined" if value is None else f"{value:.5f}"))
+    logloss, base = metrics["logloss"], metrics["base_rate_logloss"]
+    if isinstance(logloss, float) and isinstance(base, float) and logloss > base > 0:
+        rows.append(("warning", "logloss is worse than that of always predicting the base rate"))
     if metrics["note"]:
         rows.append(("note", str(metrics["note"])))
     return rows

@@ -48,6 +48,7 @@ def train_rank(request: RunRequest, stop: StopRequest) -> RunResult:
     kind = device_kind(config)
     check_install(device=kind)
     ranks = init_ranks(kind, config.train.collective_timeout_seconds)
+    stop.heeded.set()
     try:
         set_threads(config, ranks.local_ranks)
         return _train(request, stop, ranks)
@@ -169,7 +170,10 @@ def _finish(
             report.record("validation", end.step, validation.as_dict())
         values = asdict(result)
         report.record("end", end.step, values)
-        report.save_result(folder, values)
+        if end.rows or not folder.result.exists():
+            report.save_result(folder, values)
+        else:
+            report.say("nothing was left to train; result.json keeps the summary of the last start that trained")
     return result
 
 

@@ -1,5 +1,6 @@
 """A run that stops anywhere and resumes ends as if it had never stopped."""
 
+import errno
 import shutil
 from pathlib import Path
 
@@ -7,9 +8,14 @@ import numpy as np
 import pytest
 
 from dlrm_scale.checkpoint import find_chain
+from dlrm_scale.checkpoint.persist import SaveWriter
 from dlrm_scale.errors import CheckpointError, ConfigError, DatasetError
+from dlrm_scale.train.run_folder import resolve_run
+from dlrm_scale.train.stop import StopRequest
+from dlrm_scale.train.trainer import train_rank
 from tests.support.datasets import make_dataset
-from tests.support.training import assemble, log_records, losses, read_tables, run_training, same_tables
+from tests.support.rank_runner import run_ranks
+from tests.support.training import SMALL_MODEL, assemble, log_records, losses, read_tables, run_training, same_tables
 
 ROWS = (150, 77)  # 227 rows: 8 steps of 32 an epoch, the last with 3 rows
 TYPES = (
@@ -200,3 +206,34 @@ def test_an_existing_run_is_neither_overwritten_nor_changed_unsafely(dataset: Pa
         with pytest.raises(ConfigError, match=override.split("=")[0]):
             run_training(1, run, dataset, [override], resume=True)
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+
+
+def _train_on_a_full_disk(run: str, dataset: str) -> None:
+    def full(self: SaveWriter, request: object) -> object:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write = SaveWriter.write
+    SaveWriter.write = full
+    try:
+        settings = [f"run.path={run}", f"data.path={dataset}", *SMALL_MODEL, "train.max_steps=7"]
+        train_rank(resolve_run("sample", settings), StopRequest())
+    finally:
+        SaveWriter.write = write
+
+
+def test_a_run_trains_on_through_failed_saves_but_does_not_end_well(dataset: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"the last checkpoint, of step 7, is not saved: .*No space left"):
+        run_ranks(2, _train_on_a_full_disk, str(tmp_path / "run"), str(dataset))
+    assert [r["step"] for r in log_records(tmp_path / "run", "train")] == list(range(1, 8))
+    saves = log_records(tmp_path / "run", "checkpoint")
+    assert [(r["step"], r["committed"]) for r in saves] == [(3, False), (6, False), (7, False)]
+
+
+def test_resuming_a_finished_run_trains_nothing_and_keeps_its_result(dataset: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run_training(1, run, dataset, _sharding("table_wise"))
+    before = (run / "result.json").read_bytes()
+    observed = run_training(1, run, dataset, [], resume=True)
+    assert observed[0].rows_per_step == []
+    assert observed[0].result.validation is not None
+    assert (run / "result.json").read_bytes() == before
