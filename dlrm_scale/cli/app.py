@@ -4,12 +4,18 @@ Command modules import heavy parts inside their functions, so that `--help` star
 """
 
 import sys
-from importlib import import_module
-from importlib.util import find_spec
 
 import typer
 
 from dlrm_scale import __version__
+from dlrm_scale.cli.checkpoint import app as checkpoint_commands
+from dlrm_scale.cli.dataset import app as dataset_commands
+from dlrm_scale.cli.demo import demo
+from dlrm_scale.cli.doctor import doctor
+from dlrm_scale.cli.evaluate import evaluate
+from dlrm_scale.cli.preprocess import preprocess
+from dlrm_scale.cli.synth import synth
+from dlrm_scale.cli.train import train
 from dlrm_scale.errors import DlrmScaleError
 
 __all__ = ["app", "main"]
@@ -36,20 +42,14 @@ def _root(
     pass
 
 
-_COMMANDS = ("doctor", "synth", "preprocess", "train", "evaluate", "demo")
-_GROUPS = ("checkpoint", "dataset")
-
-
-def _register() -> None:
-    for name in _COMMANDS:
-        if find_spec(f"dlrm_scale.cli.{name}"):
-            app.command(name)(getattr(import_module(f"dlrm_scale.cli.{name}"), name))
-    for name in _GROUPS:
-        if find_spec(f"dlrm_scale.cli.{name}"):
-            app.add_typer(import_module(f"dlrm_scale.cli.{name}").app, name=name)
-
-
-_register()
+app.command("doctor")(doctor)
+app.command("synth")(synth)
+app.command("preprocess")(preprocess)
+app.command("train")(train)
+app.command("evaluate")(evaluate)
+app.command("demo")(demo)
+app.add_typer(checkpoint_commands, name="checkpoint")
+app.add_typer(dataset_commands, name="dataset")
 
 
 def main(arguments: list[str] | None = None) -> None:
