@@ -5,13 +5,15 @@
     rank 0       sets the outcome; every rank reads it before it releases its touched rows
 
 Votes and outcomes are keys of a `torch.distributed` store, one set for each save, so they can't collide with the
-collectives of training. An exception on any rank is a no; a missing vote or outcome is one after a timeout. A rank
-that didn't see the outcome keeps its rows marked and learns it before its next save.
+collectives of training. An exception on any rank is a no; so is a missing vote of a rank whose progress counter in
+the store stands still for a timeout. A rank that didn't see the outcome keeps its rows marked and learns it before its
+next save.
 """
 
 import json
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -43,6 +45,8 @@ __all__ = [
 ]
 
 _LONGEST_POLL_SECONDS = 0.1
+_LONGEST_SILENCE_SECONDS = 1.0
+"""A rank that moves on says so about this often, or ten times a timeout."""
 
 
 class StoreLike(Protocol):
@@ -119,7 +123,7 @@ class Ballot:
         store: shared by the ranks.
         rank: this rank.
         ranks: how many there are.
-        timeout_seconds: of each wait.
+        timeout_seconds: of each wait, counted from the last progress of the rank waited for.
         now: a clock in seconds; a parameter so that tests need not wait.
         pause: waits for some seconds.
     """
@@ -140,9 +144,35 @@ class Ballot:
         self._timeout_seconds = timeout_seconds
         self._now = now
         self._pause = pause
+        self._moved_at = now()
+        self._told_at = -math.inf
         # Every rank makes its engines in the same order, so the count tells engines of one store apart.
         generation = store.add(f"dlrm_scale/checkpoint/engines/{rank}", 1)
         self._prefix = f"dlrm_scale/checkpoint/{generation}"
+
+    @property
+    def timeout_seconds(self) -> float:
+        """Of each wait."""
+        return self._timeout_seconds
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long this rank has neither made progress nor looked for the others' votes or the outcome."""
+        return self._now() - self._moved_at
+
+    def progress(self) -> None:
+        """Note that this rank's save moves on, and let the others know; cheap, called for each block."""
+        self._moved_at = self._now()
+        if self._moved_at - self._told_at >= min(_LONGEST_SILENCE_SECONDS, self._timeout_seconds / 10):
+            self._told_at = self._moved_at
+            # A store that fails is noticed by the vote; bytes that could be written aren't at fault.
+            with suppress(RuntimeError):
+                self._store.add(self._progress_key(self._rank), 1)
+
+    def patience(self, rank: int, timeout_seconds: float) -> "_Patience":
+        """A wait for a rank that ends once its progress stands still for the timeout."""
+        key = self._progress_key(rank)
+        return _Patience(lambda: self._store.add(key, 0), self._now, timeout_seconds)
 
     def announce_start(self, message: dict[str, Any]) -> None:
         """Rank 0: tell the others the start's number and state, or an error."""
@@ -154,7 +184,7 @@ class Ballot:
         Raises:
             CheckpointError: none came in time.
         """
-        text = self._await(f"{self._prefix}/start", self._timeout_seconds)
+        text = self._await(f"{self._prefix}/start", self.patience(0, self._timeout_seconds))
         if text is None:
             raise CheckpointError(f"rank {self._rank}: rank 0 didn't open the checkpoints in time")
         message: dict[str, Any] = json.loads(text)
@@ -170,19 +200,23 @@ class Ballot:
         Raises:
             CheckpointError: a no, a vote on another save, or a missing vote; the message names the rank.
         """
-        deadline = self._now() + self._timeout_seconds
-        votes = []
-        for rank in range(self._ranks):
-            text = self._await(self._vote_key(save.attempt, rank), deadline - self._now())
-            if text is None:
-                raise CheckpointError(f"no vote from rank {rank} within {self._timeout_seconds:g} s")
-            vote = Vote.model_validate_json(text)
-            if vote.error is not None:
-                raise CheckpointError(f"rank {rank}: {vote.error}")
-            if vote.save != save:
-                raise CheckpointError(f"ranks disagree: rank 0 saves {save!r}, rank {rank} saves {vote.save!r}")
-            votes.append(vote)
-        return votes
+        waits = {rank: self.patience(rank, self._timeout_seconds) for rank in range(self._ranks)}
+        votes: dict[int, Vote] = {}
+        pauses = _pauses()
+        while True:
+            for rank in [rank for rank in waits if self._store.check([self._vote_key(save.attempt, rank)])]:
+                votes[rank] = self._read_vote(save, rank)
+                del waits[rank]
+                self.progress()
+            if not waits:
+                return [votes[rank] for rank in range(self._ranks)]
+            for rank, patience in waits.items():
+                if patience.is_over():
+                    raise CheckpointError(f"no vote from rank {rank}, and no progress for {self._timeout_seconds:g} s")
+                if patience.has_moved:
+                    self.progress()
+            self._moved_at = self._now()
+            self._pause(next(pauses))
 
     def announce(self, attempt: int, outcome: Outcome) -> None:
         """Rank 0: set the outcome of a save, and drop the keys of the save before the last."""
@@ -195,28 +229,65 @@ class Ballot:
     def await_outcome(self, attempt: int, *, wait: bool = True) -> Outcome | None:
         """Wait for the outcome; None if it didn't come in time, or isn't there with `wait=False`.
 
-        The wait is two timeouts: rank 0 waits one for the votes and needs time to commit.
+        The wait is two timeouts after rank 0's last progress: it waits one for the votes and needs time to commit.
         """
-        text = self._await(self._outcome_key(attempt), 2 * self._timeout_seconds if wait else 0.0)
+        text = self._await(self._outcome_key(attempt), self.patience(0, 2 * self._timeout_seconds if wait else 0.0))
         return None if text is None else Outcome.model_validate_json(text)
 
-    def _await(self, key: str, timeout_seconds: float) -> bytes | None:
+    def _await(self, key: str, patience: "_Patience") -> bytes | None:
         # A blocking `get` would hold the store's only connection, which the main thread needs too.
-        deadline = self._now() + timeout_seconds
-        pause_seconds = 0.001
+        pauses = _pauses()
         while not self._store.check([key]):
-            left = deadline - self._now()
-            if left <= 0:
+            if patience.is_over():
                 return None
-            self._pause(min(pause_seconds, left))
-            pause_seconds = min(2 * pause_seconds, _LONGEST_POLL_SECONDS)
+            self._moved_at = self._now()
+            self._pause(next(pauses))
         return self._store.get(key)
+
+    def _read_vote(self, save: SaveKey, rank: int) -> Vote:
+        vote = Vote.model_validate_json(self._store.get(self._vote_key(save.attempt, rank)))
+        if vote.error is not None:
+            raise CheckpointError(f"rank {rank}: {vote.error}")
+        if vote.save != save:
+            raise CheckpointError(f"ranks disagree: rank 0 saves {save!r}, rank {rank} saves {vote.save!r}")
+        return vote
+
+    def _progress_key(self, rank: int) -> str:
+        # Not of one save: a rank that is still busy with the last one moves on too.
+        return f"{self._prefix}/progress/{rank}"
 
     def _vote_key(self, attempt: int, rank: int) -> str:
         return f"{self._prefix}/vote/{attempt}/{rank}"
 
     def _outcome_key(self, attempt: int) -> str:
         return f"{self._prefix}/outcome/{attempt}"
+
+
+class _Patience:
+    def __init__(self, progress: Callable[[], int], now: Callable[[], float], timeout_seconds: float) -> None:
+        self._progress = progress
+        self._now = now
+        self._timeout_seconds = timeout_seconds
+        self._seen = progress()
+        self._since = now()
+        self.has_moved = False
+        """Whether the last look found progress."""
+
+    def is_over(self) -> bool:
+        """Look at the progress; say whether it has stood still for the timeout."""
+        progress = self._progress()
+        self.has_moved = progress != self._seen
+        if self.has_moved:
+            self._seen, self._since = progress, self._now()
+        return self._now() - self._since >= self._timeout_seconds
+
+
+def _pauses() -> Iterator[float]:
+    """Seconds between looks at the store: short at first, for saves that take milliseconds."""
+    seconds = 0.001
+    while True:
+        yield seconds
+        seconds = min(2 * seconds, _LONGEST_POLL_SECONDS)
 
 
 def newest_start(storage: LocalStorage) -> int:

@@ -22,10 +22,22 @@ from dlrm_scale.checkpoint.storage import LocalStorage, ReadableFile
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.units import MIB
 
-__all__ = ["BLOCK_BYTES", "DTYPE_NAMES", "BlockReader", "TensorSource", "WrittenFile", "file_fault", "write_file"]
+__all__ = [
+    "BLOCK_BYTES",
+    "DTYPE_NAMES",
+    "SYNC_BYTES",
+    "BlockReader",
+    "TensorSource",
+    "WrittenFile",
+    "file_fault",
+    "write_file",
+]
 
 BLOCK_BYTES = 8 * MIB
 """Bytes of weights that are written, read and hashed at a time."""
+
+SYNC_BYTES = 256 * MIB
+"""Written bytes after which a file is synced: one sync of all of a big file could take longer than the others wait."""
 
 DTYPE_NAMES = {
     torch.float64: "F64",
@@ -84,9 +96,20 @@ class WrittenFile:
 
 
 def write_file(
-    storage: LocalStorage, name: str, sources: Sequence[TensorSource], metadata: Mapping[str, str]
+    storage: LocalStorage,
+    name: str,
+    sources: Sequence[TensorSource],
+    metadata: Mapping[str, str],
+    progress: Callable[[], None] = lambda: None,
 ) -> WrittenFile:
     """Create `name`, stream the tensors into it and sync it (the folder is left to the caller).
+
+    Args:
+        storage: where to.
+        name: of the new file.
+        sources: the tensors.
+        metadata: strings for the header.
+        progress: called after each block.
 
     Raises:
         FileExistsError: the file exists.
@@ -103,6 +126,7 @@ def write_file(
     with storage.create(name) as file:
         file_hash.update(header)
         file.write(memoryview(header))
+        unsynced = len(header)
         for source in ordered:
             tensor_hash = xxhash.xxh3_128()
             block_hashes: list[str] = []
@@ -114,6 +138,11 @@ def write_file(
                 tensor_hash.update(view)
                 block_hashes.append(xxhash.xxh3_128_hexdigest(view))
                 written += len(view)
+                unsynced += len(view)
+                if unsynced >= SYNC_BYTES:
+                    file.sync()
+                    unsynced = 0
+                progress()
             if written != source.size_bytes:
                 raise ValueError(f"{source.name} yielded {written} bytes instead of {source.size_bytes}")
             records[source.name] = TensorRecord(
@@ -126,6 +155,7 @@ def write_file(
                 blocks=tuple(block_hashes) if len(block_hashes) > 1 else (),
             )
         file.sync()
+    progress()
     size = len(header) + sum(source.size_bytes for source in ordered)
     return WrittenFile(name=name, size_bytes=size, xxh3_128=file_hash.hexdigest(), tensors=records)
 

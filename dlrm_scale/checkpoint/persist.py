@@ -22,7 +22,7 @@ from dlrm_scale.checkpoint.commit import (
     Vote,
     commit_manifest,
 )
-from dlrm_scale.checkpoint.format import TensorSource, write_file
+from dlrm_scale.checkpoint.format import TensorSource, WrittenFile, write_file
 from dlrm_scale.checkpoint.manifest import (
     FORMAT_MAJOR,
     FORMAT_MINOR,
@@ -211,7 +211,7 @@ class SaveWriter:
     def _write_rank_file(self, request: SaveRequest) -> FileRecord:
         sources = [source for snapshot in request.snapshots for source in snapshot.sources()]
         sources += [TensorSource.whole(f"rank_state/{name}", t) for name, t in request.rank_state.items()]
-        written = write_file(self.storage, self._rank_name(request.key), sources, self._metadata(request.key))
+        written = self._write_file(self._rank_name(request.key), sources, request.key)
         return FileRecord(
             name=written.name,
             rank=self.rank,
@@ -224,7 +224,7 @@ class SaveWriter:
 
     def _write_dense_file(self, request: SaveRequest) -> FileRecord:
         sources = [TensorSource.whole(name, tensor) for name, tensor in request.dense.items()]
-        written = write_file(self.storage, self._dense_name(request.key), sources, self._metadata(request.key))
+        written = self._write_file(self._dense_name(request.key), sources, request.key)
         return FileRecord(
             name=written.name,
             rank=self.rank,
@@ -234,8 +234,9 @@ class SaveWriter:
             tensors=written.tensors,
         )
 
-    def _metadata(self, key: SaveKey) -> dict[str, str]:
-        return {"format": f"{FORMAT_NAME}/{FORMAT_MAJOR}", "seq": str(key.seq), "step": str(key.step), "kind": key.kind}
+    def _write_file(self, name: str, sources: Sequence[TensorSource], key: SaveKey) -> WrittenFile:
+        metadata = {"format": f"{FORMAT_NAME}/{FORMAT_MAJOR}", "seq": str(key.seq), "step": str(key.step)}
+        return write_file(self.storage, name, sources, {**metadata, "kind": key.kind}, self.ballot.progress)
 
     def _rank_name(self, key: SaveKey) -> str:
         return f"data/{key.seq:08d}-s{self.start}a{key.attempt}-r{self.rank}.safetensors"
@@ -254,7 +255,9 @@ class SaveWriter:
 
     def _retain(self, tip_name: str) -> str | None:
         try:
-            remove_old_chains(self.storage, tip_name=tip_name, keep_baselines=self.keep_baselines)
+            remove_old_chains(
+                self.storage, tip_name=tip_name, keep_baselines=self.keep_baselines, progress=self.ballot.progress
+            )
         except Exception as error:
             return f"old checkpoints aren't removed: {_describe(error)}"
         return None

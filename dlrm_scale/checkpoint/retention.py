@@ -7,6 +7,8 @@ A file that no manifest names may be one that a rank is writing just now for the
 data of the manifests that it removes; only a start, before any rank writes, looks for files without a manifest.
 """
 
+from collections.abc import Callable
+
 from dlrm_scale.checkpoint.chain import ManifestFile, read_manifests
 from dlrm_scale.checkpoint.format import file_fault
 from dlrm_scale.checkpoint.manifest import (
@@ -20,7 +22,9 @@ from dlrm_scale.checkpoint.storage import LocalStorage
 __all__ = ["remove_old_chains", "sweep_orphans"]
 
 
-def remove_old_chains(storage: LocalStorage, *, tip_name: str, keep_baselines: int) -> list[str]:
+def remove_old_chains(
+    storage: LocalStorage, *, tip_name: str, keep_baselines: int, progress: Callable[[], None] = lambda: None
+) -> list[str]:
     """Keep the last `keep_baselines` chains in the history of a commit and remove everything older than it.
 
     History follows parents, through baselines too, so that chains that a resume has passed over as damaged don't
@@ -30,6 +34,7 @@ def remove_old_chains(storage: LocalStorage, *, tip_name: str, keep_baselines: i
         storage: the checkpoints.
         tip_name: manifest of the newest commit.
         keep_baselines: chains to keep, at least 1.
+        progress: called after each removal.
 
     Returns:
         Names of the removed files.
@@ -48,8 +53,8 @@ def remove_old_chains(storage: LocalStorage, *, tip_name: str, keep_baselines: i
         for file in reversed(files.values())
         if file.manifest is not None and file.name not in kept_names and _age(file.manifest) < tip_age
     ]
-    removed = _remove(storage, [manifest.name for manifest in old])
-    return removed + _remove(storage, [file.name for manifest in old for file in manifest.files])
+    removed = _remove(storage, [manifest.name for manifest in old], progress)
+    return removed + _remove(storage, [file.name for manifest in old for file in manifest.files], progress)
 
 
 def sweep_orphans(storage: LocalStorage, *, start: int) -> list[str]:
@@ -106,9 +111,10 @@ def _history(
     return None
 
 
-def _remove(storage: LocalStorage, names: list[str]) -> list[str]:
+def _remove(storage: LocalStorage, names: list[str], progress: Callable[[], None] = lambda: None) -> list[str]:
     for name in names:
         storage.remove(name)
+        progress()
     for folder in sorted({name.split("/")[0] for name in names}):
         storage.sync_folder(folder)
     return names

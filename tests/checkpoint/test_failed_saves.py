@@ -168,7 +168,7 @@ def test_a_missing_vote_fails_the_save_on_the_others_after_the_timeout(tmp_path:
     run.set_vote_timeout(0.5)
     outcomes = on_ranks(3, lambda rank: _save(run, rank, 2) if rank != 2 else None)
     assert [o.committed for o in outcomes if o] == [False, False]
-    assert "no vote from rank 2 within 0.5 s" in outcomes[0].error
+    assert "no vote from rank 2, and no progress for 0.5 s" in outcomes[0].error
     chain = find_chain(tmp_path / "ck", verify="full")
     assert chain is not None
     assert chain.step == 1
@@ -250,6 +250,16 @@ def test_files_and_folders_are_synced_before_the_manifest_is_linked_and_after(tm
     last_data_sync = max(i for i, (operation, name) in enumerate(done) if operation == "sync" and "data/" in name)
     assert last_data_sync < max(data_syncs) < link
     assert ("sync_folder", "manifests") in done[link:]
+
+
+def test_a_big_file_is_synced_piece_by_piece_and_last_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlrm_scale.checkpoint.snapshot.BLOCK_BYTES", 256)
+    monkeypatch.setattr("dlrm_scale.checkpoint.format.SYNC_BYTES", 2000)
+    trace = Trace()
+    outcome = _traced_run(tmp_path / "ck", trace, ranks=1).save(1)
+    done = [operation for operation, name in trace.operations if name == "data/00000001-s1a1-r0.safetensors"]
+    assert outcome.bytes // 2000 - 2 <= done.count("sync") <= outcome.bytes // 2000 + 1
+    assert done[-1] == "sync"
 
 
 def test_a_trainer_that_was_replaced_can_not_commit_and_stops(tmp_path: Path) -> None:

@@ -66,8 +66,9 @@ def test_what_is_newer_than_the_commit_is_never_removed(tmp_path: Path) -> None:
     for step in range(5):
         run.save(step)
     tip = next(row.name for row in list_checkpoints(root) if row.step == 2)
-    removed = remove_old_chains(LocalStorage(root), tip_name=tip, keep_baselines=1)
-    assert len(removed) == 6
+    moves: list[None] = []
+    removed = remove_old_chains(LocalStorage(root), tip_name=tip, keep_baselines=1, progress=lambda: moves.append(None))
+    assert len(removed) == len(moves) == 6
     assert _kinds(root) == ["baseline2", "delta3", "baseline4"]
 
 
