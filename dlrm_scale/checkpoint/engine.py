@@ -2,6 +2,7 @@
 
 import json
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,7 +180,8 @@ class CheckpointEngine:
             rows_consumed: rows of training data used so far.
 
         Raises:
-            CheckpointError: the save before failed and `on_failure` is `stop`, or another trainer has taken over.
+            CheckpointError: the save before failed and `on_failure` is `stop`, it hangs (as in `wait`), or another
+                trainer has taken over.
             ValueError: `cursor` or `extra` can't be written as JSON (NaN and infinity can't).
         """
         began = time.perf_counter()
@@ -224,6 +226,7 @@ class CheckpointEngine:
         )
         if vote is None and not staged:
             vote = self._writer.write(request)
+        self._ballot.progress()
         thread = PersistThread(self._writer, request, self._chain, vote)
         thread.start()
         self._flight = _Flight(thread=thread, key=key, stall_seconds=time.perf_counter() - began, staged=staged)
@@ -238,31 +241,39 @@ class CheckpointEngine:
         return self._take()
 
     def wait(self) -> list[SaveOutcome]:
-        """Wait for the save in flight and take the outcomes.
+        """Wait for the save in flight, as long as it moves on, and take the outcomes.
 
         Raises:
-            CheckpointError: it failed and `on_failure` is `stop`, or another trainer has taken over.
+            CheckpointError: it failed and `on_failure` is `stop`, another trainer has taken over, or it hangs: for two
+                vote timeouts no block was written and no vote looked for. The engine saves nothing any more.
         """
         self._finish()
         self._raise_if_stopped()
         return self._take()
 
     def close(self) -> None:
-        """Wait for the save in flight; its outcome is there for `poll`."""
-        self._finish()
+        """Wait for the save in flight; its outcome is there for `poll`.
+
+        One that hangs, as in `wait`, is left to its daemon thread, with a `RuntimeWarning`.
+        """
+        if self._finish():
+            warnings.warn(str(self._stop_reason), RuntimeWarning, stacklevel=2)
 
     def _take(self) -> list[SaveOutcome]:
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
-    def _finish(self) -> None:
+    def _finish(self) -> bool:
+        """Wait for the flight and take in its result; says whether it hangs."""
         flight, self._flight = self._flight, None
         if flight is None:
-            return
-        flight.thread.join()
+            return False
+        hang_seconds = 2 * self._ballot.timeout_seconds
+        hangs = not _join(flight.thread, self._ballot, hang_seconds)
         result = flight.thread.result
-        if result is None:
-            result = PersistResult(outcome=None, error="the writing thread died", warning=None, persist_seconds=0.0)
+        if hangs or result is None:
+            error = f"the storage hangs: nothing has moved for {hang_seconds:g} s" if hangs else "its thread died"
+            result = PersistResult(outcome=None, error=error, warning=None, persist_seconds=0.0)
         committed = result.outcome is not None and result.outcome.committed
         if committed:
             self._touched.release()
@@ -287,8 +298,9 @@ class CheckpointEngine:
         )
         self._outcomes.append(outcome)
         fenced = result.outcome is not None and result.outcome.fenced
-        if not committed and (fenced or self._config.on_failure == "stop"):
+        if not committed and (hangs or fenced or self._config.on_failure == "stop"):
             self._stop_reason = f"the checkpoint of step {outcome.step} isn't saved: {outcome.error}"
+        return hangs
 
     def _catch_up(self) -> None:
         # Rank 0 may have committed after this rank stopped waiting. The rows are merged back already, which is
@@ -303,8 +315,18 @@ class CheckpointEngine:
         if self._stop_reason is not None:
             raise CheckpointError(
                 self._stop_reason,
-                remedy="repair what the message names and resume from the last checkpoint (checkpoint.on_failure=stop)",
+                remedy="repair what the message names and resume from the last checkpoint",
             )
+
+
+def _join(thread: PersistThread, ballot: Ballot, hang_seconds: float) -> bool:
+    """Wait for a thread until it ends, or nothing moves for `hang_seconds`; says whether it has ended."""
+    while thread.is_alive():
+        left = hang_seconds - ballot.idle_seconds
+        if left <= 0:
+            return False
+        thread.join(left)
+    return True
 
 
 def _host_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
