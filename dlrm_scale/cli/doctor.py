@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from dlrm_scale.host_memory import host_memory
 from dlrm_scale.install import Installed, faults, installed
 from dlrm_scale.load_probe import Probe, probe
 from dlrm_scale.units import GIB, format_bytes
@@ -155,15 +156,10 @@ def _cores(threads: int | None) -> Finding:
 
 
 def _memory() -> Finding:
-    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    total, free = (1024 * int(fields[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
-    found = f"{format_bytes(free)} free of {format_bytes(total)}"
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.exists() and (text := limit.read_text().strip()).isdigit():
-        used = int((limit.parent / "memory.current").read_text())
-        free = min(free, int(text) - used)
-        found = f"{format_bytes(free)} free under a limit of {format_bytes(int(text))}"
-    if free >= LOW_MEMORY_BYTES:
+    memory = host_memory()
+    how = "under a limit of" if memory.limited else "of"
+    found = f"{format_bytes(memory.free_bytes)} free {how} {format_bytes(memory.total_bytes)}"
+    if memory.free_bytes >= LOW_MEMORY_BYTES:
         return Finding(name="memory", state="ok", found=found)
     return Finding(
         name="memory",

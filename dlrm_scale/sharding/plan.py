@@ -1,7 +1,6 @@
 """Making a sharding plan on one rank, and describing it as a layout."""
 
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -21,6 +20,7 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 from dlrm_scale.config import Config
 from dlrm_scale.errors import DlrmScaleError, PlanError
+from dlrm_scale.host_memory import host_memory
 from dlrm_scale.layout import ShardLayout, ShardRegion, TableLayout
 from dlrm_scale.schema import TableSpec
 from dlrm_scale.sharding.plan_file import state_bytes
@@ -220,4 +220,4 @@ def _device_memory_bytes(config: Config, ranks: Ranks) -> int:
         return stated
     if ranks.device.type == "cuda":
         return int(torch.cuda.get_device_properties(ranks.device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks.local_ranks
+    return host_memory().total_bytes // ranks.local_ranks
