@@ -13,7 +13,7 @@ import torch
 
 from dlrm_scale.checkpoint.chain import Chain
 from dlrm_scale.checkpoint.format import DTYPE_NAMES, BlockReader
-from dlrm_scale.checkpoint.manifest import EntryRecord, FileRecord, Manifest, TableRecord
+from dlrm_scale.checkpoint.manifest import EntryRecord, FileRecord, Manifest
 from dlrm_scale.checkpoint.schema_match import check_row_state, check_schema
 from dlrm_scale.checkpoint.snapshot import check_regions
 from dlrm_scale.checkpoint.storage import LocalStorage, ReadableFile
@@ -34,7 +34,6 @@ class Restored:
         dense: dense tensors by name, on CPU.
         rank_state: this rank's own tensors; None on another number of ranks.
         extra: the trainer's JSON.
-        read_bytes: what this rank read.
     """
 
     step: int
@@ -43,7 +42,6 @@ class Restored:
     dense: dict[str, torch.Tensor]
     rank_state: dict[str, torch.Tensor] | None
     extra: dict[str, Any]
-    read_bytes: int
 
 
 def restore(
@@ -84,7 +82,7 @@ def restore(
         if shard.region.rows and shard.region.columns:
             table = shard.region.table
             targets.setdefault(table, []).append(_Target(shard, resplit=table in resplit))
-    reader = _Restorer(storage, targets, chain.tip.table_schema())
+    reader = _Restorer(storage, targets)
     for manifest in chain.manifests:
         for file in manifest.files:
             reader.apply(file)
@@ -102,7 +100,6 @@ def restore(
         dense=dense,
         rank_state=rank_state,
         extra=chain.tip.extra,
-        read_bytes=reader.read_bytes,
     )
 
 
@@ -182,13 +179,9 @@ class _Place:
 
 
 class _Restorer:
-    def __init__(
-        self, storage: LocalStorage, targets: dict[str, list[_Target]], tables: dict[str, TableRecord]
-    ) -> None:
+    def __init__(self, storage: LocalStorage, targets: dict[str, list[_Target]]) -> None:
         self._storage = storage
         self._targets = targets
-        self._tables = tables
-        self.read_bytes = 0
 
     def apply(self, record: FileRecord) -> None:
         """Copy what a file holds for the targets."""
@@ -208,7 +201,6 @@ class _Restorer:
 
     def read_tensors(self, record: FileRecord) -> dict[str, torch.Tensor]:
         """Read a file's named tensors."""
-        self.read_bytes += sum(tensor.size_bytes for tensor in record.tensors.values())
         try:
             with self._storage.open(record.name) as file:
                 return {name: BlockReader(file, tensor).read() for name, tensor in record.tensors.items()}
@@ -224,7 +216,6 @@ class _Restorer:
             ids = None
             if entry.has_ids:
                 ids = readers["ids"].read_block(index).long()
-                self.read_bytes += entry.tensors["ids"].size_bytes * rows // entry.rows
                 _check_ids(ids, previous_id, entry.row_end, file.name, entry.table)
                 previous_id = int(ids[-1])
             places = [(t, _place(t, entry.row_start + start, rows, ids)) for t in targets]
@@ -237,10 +228,9 @@ class _Restorer:
                 if len(places) == 1:
                     live = places[0][0].direct(name, entry, places[0][1], rows)
                     if live is not None:
-                        self.read_bytes += reader.read_block(index, into=live).nbytes
+                        reader.read_block(index, into=live)
                         continue
                 block = reader.read_block(index)
-                self.read_bytes += block.nbytes
                 for target, place in places:
                     target.put(name, entry, place, block)
 
