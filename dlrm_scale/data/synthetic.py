@@ -8,8 +8,10 @@ The same parameters give the same text, whatever the chunk size; compressed byte
 """
 
 import errno
+import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -161,13 +163,15 @@ def generate(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _check_space(folder, parameters)
-        with _new_file(folder / _UNFINISHED) as file:
-            file.write(json.dumps(asdict(parameters)).encode())
-        _remove_earlier(folder, earlier)
-        document = _write_days(folder, parameters, on_rows or (lambda rows: None), chunk_rows)
-        with _new_file(folder / SYNTHETIC_JSON) as file:
-            file.write((json.dumps(document, indent=1) + "\n").encode())
-        (folder / _UNFINISHED).unlink()
+        with _alone_in(folder):
+            _remove_interrupted(folder)
+            with _new_file(folder / _UNFINISHED) as file:
+                file.write(json.dumps(asdict(parameters)).encode())
+            _remove_earlier(folder, earlier)
+            document = _write_days(folder, parameters, on_rows or (lambda rows: None), chunk_rows)
+            with _new_file(folder / SYNTHETIC_JSON) as file:
+                file.write((json.dumps(document, indent=1) + "\n").encode())
+            (folder / _UNFINISHED).unlink()
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise DataError(
@@ -296,6 +300,32 @@ def _remove_earlier(folder: Path, earlier: dict[str, Any] | None) -> None:
     (folder / SYNTHETIC_JSON).unlink()
     for entry in earlier["files"]:
         (folder / Path(entry["file"]).name).unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock; the system lets go of it when the process ends, however that happens."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise DataError(
+            f"{folder}: another process is generating rows here", remedy="wait for it, or choose another folder"
+        ) from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_interrupted(folder: Path) -> None:
+    """Remove the day files of a generation that did not end, which may have had more days than this one."""
+    if not (folder / _UNFINISHED).exists():
+        return
+    for path in folder.iterdir():
+        if re.fullmatch(r"day_\d+\.tsv(\.gz)?|\.day_\d+\.tsv(\.gz)?\.tmp", path.name):
+            path.unlink()
 
 
 @contextmanager

@@ -424,3 +424,25 @@ def test_the_committed_sample_is_what_its_parameters_give(tmp_path: Path) -> Non
         )
         assert entry["content_xxh3_128"] == again["content_xxh3_128"]
     assert (REPOSITORY / "data" / "README.md").read_text().count("dlrm-scale synth data/sample") == 1
+
+
+def test_an_interrupted_generation_leaves_no_days_to_a_shorter_one(tmp_path: Path) -> None:
+    def interrupt(rows: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        generate(tmp_path, SyntheticParameters(rows=900, days=9), on_rows=interrupt, chunk_rows=50)
+    for day in range(5):
+        (tmp_path / f"day_{day}.tsv").write_text("written before the interruption")
+    (tmp_path / ".day_5.tsv.tmp").write_text("")
+    assert (tmp_path / ".synthetic-unfinished").exists()
+    generate(tmp_path, SyntheticParameters(rows=100, days=2))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["day_0.tsv", "day_1.tsv", "synthetic.json"]
+
+
+def test_two_processes_do_not_generate_into_one_folder(tmp_path: Path) -> None:
+    def second(rows: int) -> None:
+        with pytest.raises(DataError, match="another process is generating"):
+            generate(tmp_path, SyntheticParameters(rows=100, days=2, seed=9))
+
+    generate(tmp_path, SyntheticParameters(rows=100, days=2), on_rows=second)
