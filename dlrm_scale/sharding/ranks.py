@@ -11,6 +11,7 @@ from torch.distributed.rendezvous import rendezvous
 from torchrec.distributed import collective_utils, comm
 
 from dlrm_scale.errors import ConfigError
+from dlrm_scale.sharding.third_party_logs import silence_known_warnings
 
 __all__ = ["Ranks", "close_ranks", "init_ranks"]
 
@@ -54,7 +55,7 @@ def init_ranks(device: Literal["cpu", "cuda"], timeout_seconds: float) -> Ranks:
 
     Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which torchrun and torch's
     elastic launcher set. Without RANK and WORLD_SIZE this process is the only rank. A process group that
-    already exists is used as it is.
+    already exists is used as it is. Known warnings of third parties are silenced in this process from here on.
 
     Args:
         device: `cpu` (gloo) or `cuda` (nccl; one GPU a local rank).
@@ -63,6 +64,9 @@ def init_ranks(device: Literal["cpu", "cuda"], timeout_seconds: float) -> Ranks:
     Raises:
         ConfigError: `cuda` without a GPU for this local rank.
     """
+    # Before any thread starts: numba, compiling in the loader's, puts back the filters that it found, and with them
+    # undoes what was added meanwhile.
+    silence_known_warnings()
     timeout = timedelta(seconds=timeout_seconds)
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if dist.is_initialized():

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.model_parallel import DefaultDataParallelWrapper
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
@@ -21,7 +22,7 @@ from dlrm_scale.sharding.plan_file import plan_rows
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.sharding.sharder import TableSharder
 from dlrm_scale.sharding.table_kernels import TableKernel, local_shards, sharded_collections, table_kernels
-from dlrm_scale.sharding.third_party_logs import quiet_start_up, silence_known_warnings
+from dlrm_scale.sharding.third_party_logs import quiet_start_up
 from dlrm_scale.sharding.touched_lookups import mark_lookups, union_replicated
 from dlrm_scale.touched_rows import TouchedRows
 
@@ -180,7 +181,6 @@ def shard_model(model: nn.Module, tables: Sequence[TableSpec], config: Config, r
         ConfigError: a key of `sharding` that doesn't fit the model or the ranks.
         PlanError: a plan that isn't allowed, doesn't fit, or differs between ranks.
     """
-    silence_known_warnings()
     check_equal_requests(tables, config, ranks)
     with quiet_start_up():
         host_ranks = ranks_per_host(config.sharding.ranks_per_host, ranks)
@@ -235,6 +235,10 @@ def _distribute(model: nn.Module, plan: ShardingPlan, sharder: TableSharder, ran
             plan=plan,
             sharders=[sharder],
             init_data_parallel=False,
+            # DDP rebuilds its buckets after the first backward pass, unless it looks for unused parameters. With three
+            # or more ranks gloo's order of summation depends on a gradient's place in its bucket, so a resumed
+            # process, whose first pass comes later, would differ in the last bit.
+            data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False, find_unused_parameters=True),
         )
     kernels = table_kernels(module.module, ranks.rank)
     support_empty_shards(kernels)

@@ -1,6 +1,7 @@
 """What a sharded model offers: live shards, dense state, one optimizer a parameter, bounded memory."""
 
 import resource
+import warnings
 
 import pytest
 import torch
@@ -308,6 +309,19 @@ def test_a_process_without_a_launcher_is_the_only_rank(monkeypatch: pytest.Monke
         assert ranks.gather_objects("x") == ["x"]
     finally:
         close_ranks()
+
+
+def test_known_warnings_are_silent_before_any_thread_starts() -> None:
+    """A thread that compiles with numba puts back the filters that it found: those of `shard_model` would be lost."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ranks = init_ranks("cpu", 5)
+        try:
+            with warnings.catch_warnings():
+                build(make_config(), TABLES, ranks)
+            warnings.warn("`broadcast_buffers` is deprecated. Use another.", FutureWarning, stacklevel=1)
+        finally:
+            close_ranks()
 
 
 def test_peak_memory_is_read_from_this_system() -> None:
