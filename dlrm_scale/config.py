@@ -197,7 +197,7 @@ class CheckpointConfig(_Section):
     on_failure: Literal["warn", "stop"] = "warn"
     """What a failed save does to training; the rows stay marked for the next one either way."""
     vote_timeout_seconds: Positive = 120
-    """How long a rank waits for the others' votes on a checkpoint."""
+    """How long a rank waits for another's vote on a checkpoint, from the last progress of its writing on."""
 
 
 class Config(_Section):

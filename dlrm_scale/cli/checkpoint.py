@@ -114,10 +114,13 @@ def verify(
     as_json: _AsJson = False,
 ) -> None:
     """Check all checkpoints; exits with 4 and names the damaged files if there are any."""
+    from dlrm_scale.checkpoint.verify import list_checkpoints
     from dlrm_scale.checkpoint.verify import verify as find_problems
     from dlrm_scale.errors import CheckpointError
 
     problems = find_problems(_root(run), level.value)
+    if not list_checkpoints(_root(run)):
+        raise CheckpointError(f"{run} holds no checkpoint", remedy="name a run that has saved one")
     if as_json:
         _print_json({"ok": not problems, "level": level.value, "problems": [asdict(problem) for problem in problems]})
         raise typer.Exit(_DAMAGED if problems else 0)

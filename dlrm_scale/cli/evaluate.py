@@ -29,7 +29,7 @@ def evaluate(
     from dlrm_scale.errors import ConfigError
     from dlrm_scale.install import check_install
     from dlrm_scale.recipes import load_config
-    from dlrm_scale.train.run_folder import RunFolder
+    from dlrm_scale.train.run_folder import RunFolder, check_config
 
     check_install()
     if split not in ("validation", "test", "train"):
@@ -38,6 +38,7 @@ def evaluate(
     if not folder.exists():
         raise ConfigError(f"{run}: there is no run", remedy="name the folder given as run.path")
     config = load_config(folder.config, overrides or [])
+    check_config(config)
     # torchrec takes seconds to import: mistakes are found before it
     from dlrm_scale.train.evaluate_run import EvaluationRequest, evaluate_rank
     from dlrm_scale.train.launch import default_local_ranks, launch

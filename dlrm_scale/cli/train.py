@@ -21,7 +21,10 @@ def train(
         int | None, typer.Option(help="Ranks on this host. Default: one a GPU, or one on CPU.", min=1)
     ] = None,
     resume: Annotated[
-        str | None, typer.Option(metavar="auto", help="auto: continue the run in run.path from its newest checkpoint.")
+        str | None,
+        typer.Option(
+            metavar="auto|STEP", help="Continue the run in run.path from its newest checkpoint, or an older one."
+        ),
     ] = None,
     init_from: Annotated[
         str, typer.Option(metavar="RUN", help="Start a new run with the weights and optimizer state of another.")
@@ -39,10 +42,11 @@ def train(
     from dlrm_scale.install import check_install
     from dlrm_scale.train.run_folder import resolve_run
 
-    if resume not in (None, "auto"):
-        raise ConfigError(f"--resume {resume} is not allowed (allowed: auto)")
+    if resume is not None and resume != "auto" and not resume.isdecimal():
+        raise ConfigError(f"--resume {resume} is not allowed (allowed: auto, or the step of a checkpoint)")
     check_install()
-    request = resolve_run(config, overrides or [], resume=resume == "auto", init_from=init_from)
+    step = int(resume) if resume is not None and resume.isdecimal() else None
+    request = resolve_run(config, overrides or [], resume=resume is not None, step=step, init_from=init_from)
     if resume and not request.resume:
         typer.echo(f"no run in {request.config.run.path} yet: starting one", err=True)
     # torchrec takes seconds to import: mistakes are found before it

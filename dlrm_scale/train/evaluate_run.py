@@ -65,7 +65,6 @@ def evaluate_rank(request: EvaluationRequest, stop: StopRequest) -> EvaluationRe
     kind = device_kind(config)
     check_install(device=kind)
     ranks = init_ranks(kind, config.train.collective_timeout_seconds)
-    stop.heeded.set()
     try:
         set_threads(config, ranks.local_ranks)
         dataset = Dataset.open(Path(request.data))

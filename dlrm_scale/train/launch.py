@@ -15,6 +15,8 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
@@ -66,7 +68,9 @@ def launch(
     if local_ranks == 1:
         stop = StopRequest()
         stop.install()
-        return function(argument, stop)
+        result = function(argument, stop)
+        _ignore_late_signals(stop)
+        return result
     return _elastic(function, argument, local_ranks, shutdown_seconds)
 
 
@@ -74,7 +78,7 @@ def _joined(function: "RankFunction[Argument, Result]", argument: Argument) -> R
     stop = StopRequest()
     stop.install()
     try:
-        return function(argument, stop)
+        result = function(argument, stop)
     except Exception as error:
         failure = describe_failure(int(os.environ["RANK"]), error)
         shown = failure.error()
@@ -85,6 +89,15 @@ def _joined(function: "RankFunction[Argument, Result]", argument: Argument) -> R
         sys.stderr.flush()
         # a plain exit could wait for threads of a broken process group
         os._exit(failure.exit_code)
+    _ignore_late_signals(stop)
+    return result
+
+
+def _ignore_late_signals(stop: StopRequest) -> None:
+    """A run that has stopped well isn't killed by the rest of an impatient series."""
+    if stop.requested:
+        for signum in _SIGNALS:
+            signal.signal(signum, signal.SIG_IGN)
 
 
 def _elastic(
@@ -114,6 +127,8 @@ def _elastic(
             ),
             _rank_main,
         )
+        # it opens both signals in this thread when it starts, so it must start before they are blocked
+        resource_tracker.ensure_running()
         with _SignalForwarding(shutdown_seconds) as forwarding:
             try:
                 results = launcher(function, argument, folder)
@@ -136,7 +151,7 @@ def _rank_main(function: "RankFunction[Argument, Result]", argument: Argument, f
     stop = StopRequest()
     stop.install()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    threading.Thread(target=_end_with_launcher, args=(os.getppid(), stop), daemon=True).start()
+    threading.Thread(target=_end_with_launcher, args=(os.getppid(),), daemon=True).start()
     mark_started(Path(folder), rank)
     try:
         result = function(argument, stop)
@@ -149,11 +164,11 @@ def _rank_main(function: "RankFunction[Argument, Result]", argument: Argument, f
     return result if rank == 0 else None
 
 
-def _end_with_launcher(launcher: int, stop: StopRequest) -> None:
-    """End a rank whose launcher dies while it starts: it would wait minutes for ranks and stores that are gone."""
-    while not stop.heeded.wait(0.5):
-        if os.getppid() != launcher:
-            os._exit(1)
+def _end_with_launcher(launcher: int) -> None:
+    """End a rank whose launcher is gone: the store that ranks meet and vote through was in it."""
+    while os.getppid() == launcher:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 class _SignalForwarding:
@@ -168,6 +183,8 @@ class _SignalForwarding:
         self._first: float | None = None
         self.abandoned = False
         """Whether the ranks were made to end without finishing their step."""
+        self._signum: int | None = None
+        self._told: set[int] = set()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -182,12 +199,25 @@ class _SignalForwarding:
         self._thread.join()
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         for signum, handler in self._handlers.items():
-            signal.signal(signum, handler)
+            signal.signal(signum, handler if self._first is None else signal.SIG_IGN)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        self._first = self._first or time.monotonic()
-        self.abandoned = self.abandoned or time.monotonic() - self._first > REPEAT_SECONDS
-        _signal_children(signum)
+        if self._first is None:
+            self._first = time.monotonic()
+        elif time.monotonic() - self._first <= REPEAT_SECONDS:
+            return
+        else:
+            self.abandoned = True
+        self._told.clear()
+        self._signum = signum
+        self._tell()
+
+    def _tell(self) -> None:
+        """Pass the signal on to ranks that haven't had it; later ones may still be on their way."""
+        for child in multiprocessing.active_children():
+            if self._signum is not None and child.pid is not None and child.pid not in self._told:
+                self._told.add(child.pid)
+                _send(child.pid, self._signum)
 
     def _watch(self) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
@@ -195,14 +225,13 @@ class _SignalForwarding:
             if self._first is not None and time.monotonic() - self._first > self._shutdown_seconds:
                 sys.stderr.write(f"ranks did not stop within {self._shutdown_seconds} s: killing them\n")
                 self.abandoned = True
-                _signal_children(signal.SIGKILL)
+                for child in multiprocessing.active_children():
+                    if child.pid is not None:
+                        _send(child.pid, signal.SIGKILL)
                 return
+            self._tell()
 
 
-def _signal_children(signum: int) -> None:
-    for child in multiprocessing.active_children():
-        if child.pid is not None:
-            try:
-                os.kill(child.pid, signum)
-            except ProcessLookupError:
-                continue
+def _send(pid: int, signum: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signum)

@@ -175,8 +175,8 @@ class TrainingLoop:
             step, rank = verdict.nonfinite
             raise TrainingError(
                 f"step {step}: the loss on rank {rank} is not finite",
-                remedy="lower the learning rates, or look at the rows of this step; "
-                "the checkpoints before it are untouched",
+                remedy="lower the learning rates, or look at the rows of this step; if the newest checkpoint leads "
+                "here again, continue from an older one with --resume STEP (`checkpoint ls` lists them)",
             )
         self._stopping = self._stopping or verdict.stop
 

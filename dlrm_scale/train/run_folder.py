@@ -15,16 +15,19 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dlrm_scale import __version__
 from dlrm_scale.config import Config
+from dlrm_scale.data.streams import check_streams
 from dlrm_scale.errors import ConfigError
+from dlrm_scale.models.tables import check_model
 from dlrm_scale.recipes import load_config, read_overrides, write_config
 from dlrm_scale.recipes.load import differing
+from dlrm_scale.sharding.rules import check_sharding
 
-__all__ = ["RunFolder", "RunRequest", "resolve_run"]
+__all__ = ["RunFolder", "RunRequest", "check_config", "resolve_run"]
 
 _UNSAFE_ON_RESUME = {
     "data.seed": "the order of rows",
@@ -129,6 +132,13 @@ class RunFolder:
         """Write result.json in one step; OSError if it can't be written."""
         _replace_text(self.result, json.dumps(values, indent=1))
 
+    def has_committed(self) -> bool:
+        """Whether the log tells of a committed checkpoint; a line that a crash tore counts as none."""
+        if not self.log.is_file():
+            return False
+        whole = self.log.read_text().split("\n")[:-1]
+        return any(r["event"] == "checkpoint" and r["committed"] for r in map(json.loads, whole))
+
     def started_from(self) -> tuple[str, str]:
         """Recipe or file that the run was made from, and the run whose weights it took, or "".
 
@@ -162,6 +172,7 @@ class RunRequest:
         config: complete and checked.
         source: recipe or file.
         resume: continue the run in the folder.
+        resume_step: from the checkpoint of this step; None for the newest.
         init_from: folder of another run whose weights and optimizer state are taken, or "". Of a resumed run too: it
             may have died before its first checkpoint.
         changes: settings that differ from the saved config, as (path, before, after).
@@ -170,6 +181,7 @@ class RunRequest:
     config: Config
     source: str
     resume: bool = False
+    resume_step: int | None = None
     init_from: str = ""
     changes: tuple[tuple[str, object, object], ...] = ()
 
@@ -180,7 +192,12 @@ class RunRequest:
 
 
 def resolve_run(
-    source: str | None, overrides: Sequence[str], *, resume: bool = False, init_from: str = ""
+    source: str | None,
+    overrides: Sequence[str],
+    *,
+    resume: bool = False,
+    step: int | None = None,
+    init_from: str = "",
 ) -> RunRequest:
     """Find out which config applies. Reads only, so that every rank may do it.
 
@@ -188,6 +205,7 @@ def resolve_run(
         source: recipe or TOML file; may be None when a run is resumed.
         overrides: `section.key=value` each.
         resume: continue a run that exists, with its saved config as the base.
+        step: continue from the checkpoint of this step, which must exist.
         init_from: folder of a run to take weights from.
 
     Raises:
@@ -199,15 +217,29 @@ def resolve_run(
         raise ConfigError("run.path is not set", remedy="add --set run.path=FOLDER")
     folder = RunFolder(path=Path(path))
     if folder.exists():
-        return _continue(folder, source, overrides, resume, init_from)
-    if config is None:
+        request = _continue(folder, source, overrides, resume, init_from)
+        check_config(request.config)
+        return replace(request, resume_step=step)
+    if config is None or step is not None:
         raise ConfigError(f"no run in {path}", remedy="name a recipe or TOML file to start one")
     if not config.data.path:
         raise ConfigError("data.path is not set", remedy="add --set data.path=DATASET")
-    if init_from and not RunFolder(path=Path(init_from)).exists():
-        raise ConfigError(f"--init-from {init_from}: there is no run", remedy="name the folder of a run")
+    check_config(config)
+    if init_from:
+        _check_same_model(config, init_from)
     given = str(Path(init_from).absolute()) if init_from else ""
     return RunRequest(config=_absolute(config), source=str(source), init_from=given)
+
+
+def check_config(config: Config) -> None:
+    """Find what is wrong with settings together, before any rank starts.
+
+    Raises:
+        ConfigError: naming key, value and rule; PlanError: sharding that is not allowed.
+    """
+    check_model(config.model)
+    check_streams(config.data)
+    check_sharding(config)
 
 
 def _continue(
@@ -218,9 +250,9 @@ def _continue(
             f"run.path {folder.path} holds a run already",
             remedy="continue it with --resume auto, or choose another run.path",
         )
-    if init_from:
-        raise ConfigError("--init-from starts a new run and can't go with a run that exists")
     first_source, first_init_from = folder.started_from()
+    if init_from and str(Path(init_from).absolute()) != first_init_from:
+        raise ConfigError(f"run {folder.path} was not started with --init-from {init_from}, and exists already")
     if source is not None and source != first_source:
         raise ConfigError(
             f"run {folder.path} was started from {first_source!r}, not {source!r}",
@@ -243,6 +275,22 @@ def _continue(
         init_from=first_init_from,
         changes=tuple((path, before, after) for path, (before, after) in changes.items()),
     )
+
+
+def _check_same_model(config: Config, init_from: str) -> None:
+    folder = RunFolder(path=Path(init_from))
+    if not folder.exists():
+        raise ConfigError(f"--init-from {init_from}: there is no run", remedy="name the folder of a run")
+    different = [
+        f"{path} is {after}, there {before}"
+        for path, (before, after) in differing(load_config(folder.config), config).items()
+        if path.startswith("model.") and path != "model.seed"
+    ]
+    if different:
+        raise ConfigError(
+            f"--init-from {init_from}: its weights belong to another model:\n  " + "\n  ".join(different),
+            remedy="give this run the same model settings",
+        )
 
 
 def _why_unsafe(path: str) -> str | None:

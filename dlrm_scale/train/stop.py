@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -31,8 +30,6 @@ class StopRequest:
         self._abandon = abandon
         self._first: float | None = None
         self.signal_name = ""
-        self.heeded = threading.Event()
-        """Set once somebody looks at `requested`: before that, a process that lost its launcher may just end."""
 
     @property
     def requested(self) -> bool:

@@ -48,7 +48,6 @@ def train_rank(request: RunRequest, stop: StopRequest) -> RunResult:
     kind = device_kind(config)
     check_install(device=kind)
     ranks = init_ranks(kind, config.train.collective_timeout_seconds)
-    stop.heeded.set()
     try:
         set_threads(config, ranks.local_ranks)
         return _train(request, stop, ranks)
@@ -230,9 +229,14 @@ def _open_folder(
 def _find_chain(request: RunRequest, ranks: Ranks) -> tuple[Chain | None, bool]:
     """What to restore, and whether it is the run itself that continues (or another whose weights it takes)."""
     if request.resume:
-        chain = agree_on_chain(request.folder.checkpoints, ranks)
+        chain = agree_on_chain(request.folder.checkpoints, ranks, request.resume_step)
         if chain is not None:
             return chain, True
+        if request.folder.has_committed():
+            raise CheckpointError(
+                f"{request.folder.log} tells of committed checkpoints, and {request.folder.checkpoints} has none",
+                remedy="put the files back, or start a new run in another run.path",
+            )
     if not request.init_from:
         return None, False
     chain = agree_on_chain(RunFolder(path=Path(request.init_from)).checkpoints, ranks)

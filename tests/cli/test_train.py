@@ -110,6 +110,30 @@ def test_ranks_of_torchrun_join_and_only_one_reports(dataset: Path, tmp_path: Pa
     assert (result["ranks"], result["step"], result["state"]) == (2, 6, "finished")
 
 
+def test_a_signal_before_the_ranks_have_started_is_not_lost(dataset: Path, tmp_path: Path) -> None:
+    process = _start(*_arguments(tmp_path / "run", dataset, "run.shutdown_seconds=60"))
+    _wait_until(lambda: bool(_ranks_of(process.pid)), process)
+    os.killpg(process.pid, signal.SIGINT)
+    code, out, err = _finish(process)
+    assert code == 0, err
+    assert "stopped: continue with --resume auto" in out
+    assert "Traceback" not in err
+
+
+def test_ranks_end_when_their_launcher_is_killed(dataset: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = _start(*_arguments(run, dataset))
+    _wait_until(lambda: _steps(run, "train") >= 5, process)
+    ranks = _ranks_of(process.pid)
+    assert len(ranks) == 2
+    process.kill()
+    end = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in ranks) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+    _finish(process)
+
+
 def test_a_signal_finishes_the_step_commits_and_exits_with_zero(dataset: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = _start(*_arguments(run, dataset, "checkpoint.every_steps=0"))
@@ -165,7 +189,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoints(datas
         (["sampel", "--set", "run.path={}"], "did you mean 'sample'"),
         (["sample", "--set", "run.path={}"], "data.path is not set"),
         (["--resume", "auto", "--set", "run.path={}"], "no run in"),
-        (["sample", "--resume", "latest", "--set", "run.path={}"], "allowed: auto"),
+        (["sample", "--resume", "latest", "--set", "run.path={}"], "allowed: auto, or the step"),
+        (["sample", "--set", "run.path={}", "--set", "data.path=d", "--set", "model.dim=6"], "model.dim"),
+        (["sample", "--set", "run.path={}", "--set", "data.path=d", "--set", "data.streams=3"], "data.streams"),
         (["sample", "--nproc", "0"], "greater than or equal to 1"),
     ],
 )

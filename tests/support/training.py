@@ -61,20 +61,23 @@ def run_training(
     overrides: Sequence[str] = (),
     *,
     resume: bool = False,
+    step: int | None = None,
     init_from: str = "",
     ranks_per_host: int | None = None,
 ) -> list[Observed]:
     """Train in the rank pool and return what each rank saw."""
     return run_ranks(
-        ranks, _train, str(run), str(dataset), list(overrides), resume, init_from, ranks_per_host=ranks_per_host
+        ranks, _train, str(run), str(dataset), list(overrides), resume, step, init_from, ranks_per_host=ranks_per_host
     )
 
 
-def _train(run: str, dataset: str, overrides: list[str], resume: bool, init_from: str) -> Observed:
+def _train(run: str, dataset: str, overrides: list[str], resume: bool, step: int | None, init_from: str) -> Observed:
     settings = [f"run.path={run}"]
     if not resume:
         settings += [f"data.path={dataset}", *SMALL_MODEL]
-    request = resolve_run(None if resume else "sample", [*settings, *overrides], resume=resume, init_from=init_from)
+    request = resolve_run(
+        None if resume else "sample", [*settings, *overrides], resume=resume, step=step, init_from=init_from
+    )
     rows: list[list[int]] = []
     rates: list[tuple[float, ...]] = []
     shards: list[tuple[str, int, int, str, np.ndarray]] = []

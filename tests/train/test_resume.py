@@ -51,6 +51,21 @@ def _sharding(kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", TYPES)
+def test_a_resumed_run_on_three_ranks_equals_the_uninterrupted_one_bit_for_bit(
+    kind: str, dataset: Path, tmp_path: Path
+) -> None:
+    """Three ranks are the first number on which the order of a sum can differ."""
+    settings = [*_sharding(kind), "model.over_layers=[64, 32, 16, 1]"]
+    run_training(3, tmp_path / "straight", dataset, settings)
+    run_training(3, tmp_path / "run", dataset, [*settings, "train.max_steps=7"])
+    run_training(3, tmp_path / "run", dataset, ["train.max_steps=0"], resume=True)
+    assert losses(tmp_path / "run") == losses(tmp_path / "straight")
+    split = kind in SPLIT_COLUMNS
+    first, second = (read_tables(tmp_path / name, split_state=split) for name in ("run", "straight"))
+    assert same_tables(first, second)
+
+
+@pytest.mark.parametrize("kind", TYPES)
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(kind: str, dataset: Path, tmp_path: Path) -> None:
     straight = run_training(2, tmp_path / "straight", dataset, _sharding(kind))
     for pipeline in ("plain", "sparse_dist"):
@@ -170,6 +185,7 @@ def test_a_run_from_another_that_died_before_its_first_checkpoint_still_takes_it
     run_training(2, straight, dataset, settings, init_from=str(first))
     run_training(2, died, dataset, settings, init_from=str(first))
     shutil.rmtree(died / "checkpoints")
+    (died / "log.jsonl").unlink()
     run_training(2, died, dataset, [], resume=True)
     assert losses(died) == losses(straight)
     assert same_tables(read_tables(died), read_tables(straight))
@@ -183,6 +199,27 @@ def test_rows_trained_are_counted_over_all_starts(dataset: Path, tmp_path: Path)
     assert chain.tip.rows_consumed == sum(ROWS) + 2 * 32
 
 
+def test_an_older_checkpoint_can_be_named(dataset: Path, tmp_path: Path) -> None:
+    run, straight = tmp_path / "run", tmp_path / "straight"
+    run_training(2, straight, dataset, _sharding("row_wise"))
+    run_training(2, run, dataset, [*_sharding("row_wise"), "train.max_steps=10"])
+    observed = run_training(2, run, dataset, ["train.max_steps=0"], resume=True, step=6)
+    assert observed[0].result.start_step == 6
+    assert same_tables(read_tables(run), read_tables(straight))
+    with pytest.raises(CheckpointError, match="no whole checkpoint of step 7"):
+        run_training(2, run, dataset, [], resume=True, step=7)
+
+
+def test_a_run_that_has_lost_its_checkpoints_does_not_begin_again_in_silence(dataset: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run_training(1, run, dataset, [*_sharding("table_wise"), "train.max_steps=3"])
+    for manifest in (run / "checkpoints" / "manifests").iterdir():
+        manifest.unlink()
+    with pytest.raises(CheckpointError, match="tells of committed checkpoints"):
+        run_training(1, run, dataset, [], resume=True)
+    assert list((run / "checkpoints" / "data").iterdir())
+
+
 def test_a_dataset_that_does_not_fit_is_refused_by_name(dataset: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run_training(1, run, dataset, [*_sharding("table_wise"), "train.max_steps=3"])
@@ -192,7 +229,7 @@ def test_a_dataset_that_does_not_fit_is_refused_by_name(dataset: Path, tmp_path:
         run_training(1, run, other, [f"data.path={other}"], resume=True)
     with pytest.raises(CheckpointError, match="C3"):
         run_training(1, tmp_path / "new", other, ["train.max_steps=3"], init_from=str(run))
-    with pytest.raises(CheckpointError, match="C1"):
+    with pytest.raises(ConfigError, match=r"model\.dim is 8, there 16"):
         run_training(1, tmp_path / "wide", dataset, ["model.dim=8", "model.dense_layers=[8]"], init_from=str(run))
 
 
