@@ -33,11 +33,13 @@ def show(dataset: _Folder, as_json: _AsJson = False) -> None:
 
 @app.command()
 def verify(dataset: _Folder, as_json: _AsJson = False) -> None:
-    """Read every byte and compare checksums; exits with 1 and names the damaged files if there are any."""
+    """Read every byte, compare checksums and check the vocabularies; exits with 1 and names what is damaged."""
     from dlrm_scale.data.dataset import Dataset
+    from dlrm_scale.data.vocabulary import load_vocabularies
 
     opened = Dataset.open(dataset)
     opened.verify()
+    load_vocabularies(opened.path, opened.manifest.transforms)
     size_bytes = sum(part.size_bytes for part in opened.manifest.parts)
     if as_json:
         _print_json({"path": str(dataset), "ok": True, "parts": len(opened.manifest.parts), "size_bytes": size_bytes})

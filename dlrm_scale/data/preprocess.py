@@ -30,6 +30,7 @@ from dlrm_scale.data.vocabulary import (
     Vocabulary,
     frequency_vocabulary,
     hashed_vocabulary,
+    load_vocabularies,
     load_vocabulary,
     save_vocabulary,
     vocabulary_file,
@@ -293,7 +294,7 @@ def _make_vocabularies(
     made: list[Vocabulary]
     unique_ids: list[int | None] = [None] * len(CATEGORY_COLUMNS)
     if source is not None:
-        made = [load_vocabulary(source.path, column) for column in CATEGORY_COLUMNS]
+        made = load_vocabularies(source.path, source.manifest.transforms)
     elif options.method != "frequency":
         assert options.max_rows_per_table is not None
         made = [

@@ -13,7 +13,7 @@ Row 0 is a missing category and row 1 an id that the vocabulary doesn't hold, un
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -36,6 +36,7 @@ __all__ = [
     "Vocabulary",
     "frequency_vocabulary",
     "hashed_vocabulary",
+    "load_vocabularies",
     "load_vocabulary",
     "mapping_fingerprint",
     "save_vocabulary",
@@ -243,6 +244,27 @@ def mapping_fingerprint(vocabularies: Sequence[Vocabulary]) -> str:
 def vocabulary_file(column: str) -> str:
     """Name of a column's vocabulary in a dataset's folder."""
     return f"vocabulary-{column}.parquet"
+
+
+def load_vocabularies(folder: Path, transforms: Mapping[str, object]) -> list[Vocabulary]:
+    """Read every column's vocabulary and compare them with what the dataset was made with.
+
+    Args:
+        folder: of the dataset.
+        transforms: of its manifest.
+
+    Raises:
+        DatasetError: a vocabulary is absent or damaged, or they are not the dataset's.
+    """
+    loaded = [load_vocabulary(folder, column) for column in CATEGORY_COLUMNS]
+    categories = transforms.get("categories")
+    expected = categories.get("mapping_fingerprint") if isinstance(categories, Mapping) else None
+    if mapping_fingerprint(loaded) != expected:
+        raise DatasetError(
+            f"{folder}: the vocabularies are not those that the dataset was made with",
+            remedy="put the vocabulary files back, or preprocess the rows again",
+        )
+    return loaded
 
 
 def save_vocabulary(folder: Path, vocabulary: Vocabulary) -> None:

@@ -75,6 +75,32 @@ def test_contradicting_options_exit_with_2(tmp_path: Path, capsys: pytest.Captur
     assert "add --max-rows-per-table N" in err
 
 
+def test_verify_and_vocabulary_from_notice_missing_damaged_and_foreign_vocabularies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out, other = write_rows(tmp_path / "x.tsv", make_rows(70)), tmp_path / "out", tmp_path / "other"
+    assert _run(capsys, "preprocess", file, "--out", out)[0] == 0
+    assert _run(capsys, "preprocess", file, "--out", other, "--threshold", 3)[0] == 0
+    vocabulary = out / "vocabulary-C3.parquet"
+    whole = vocabulary.read_bytes()
+    for content, says in (
+        (None, "vocabulary-C3.parquet"),
+        (b"x" * 100, "vocabulary-C3.parquet"),
+        ((other / "vocabulary-C3.parquet").read_bytes(), "not those that the dataset was made with"),
+    ):
+        vocabulary.unlink()
+        if content is not None:
+            vocabulary.write_bytes(content)
+        for command in (
+            ("dataset", "verify", out),
+            ("preprocess", file, "--out", tmp_path / "new", "--vocabulary-from", out),
+        ):
+            code, _, err = _run(capsys, *command)
+            assert (code, says in err) == (1, True), err
+        vocabulary.write_bytes(whole)
+    assert _run(capsys, "dataset", "verify", out)[0] == 0
+
+
 def test_verify_passes_whole_datasets_and_names_damaged_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
