@@ -201,7 +201,7 @@ class Run:
                     "step": step,
                     "cursor": {"step": step},
                     "dense": {"over.weight": torch.full((3, 2), float(step))},
-                    "rank_state": {"rng": torch.tensor([rank, step], dtype=torch.uint8)},
+                    "rank_state": {"rng": torch.tensor([rank, step % 256], dtype=torch.uint8)},
                     "extra": {"note": "x"},
                     **overrides,
                 }
