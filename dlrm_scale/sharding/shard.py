@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torchrec.distributed import DistributedModelParallel
-from torchrec.distributed.model_parallel import DefaultDataParallelWrapper
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
@@ -235,10 +234,6 @@ def _distribute(model: nn.Module, plan: ShardingPlan, sharder: TableSharder, ran
             plan=plan,
             sharders=[sharder],
             init_data_parallel=False,
-            # DDP rebuilds its buckets after the first backward pass, unless it looks for unused parameters. With three
-            # or more ranks gloo's order of summation depends on a gradient's place in its bucket, so a resumed
-            # process, whose first pass comes later, would differ in the last bit.
-            data_parallel_wrapper=DefaultDataParallelWrapper(static_graph=False, find_unused_parameters=True),
         )
     kernels = table_kernels(module.module, ranks.rank)
     support_empty_shards(kernels)
