@@ -9,6 +9,7 @@ Parsing twice is cheaper than a temporary copy: the parser makes about 3 M rows/
 would take 720 GB. Memory is bounded by blocks and vocabularies, whatever the length of the files.
 """
 
+import errno
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -165,8 +166,11 @@ def preprocess(
             manifest = _build(files, rule, options, source, staging, notes, on_progress)
             staging.remove()
     except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise DatasetError(
-            f"{out} can't be written: {error}", remedy="free space and run it again, or name another --out"
+            f"{out} can't be written: {error}",
+            remedy=("free space" if full else "check the path and its permissions")
+            + " and run it again, or name another --out",
         ) from error
     return PreprocessResult(manifest=manifest, up_to_date=False, notes=tuple(notes), seconds=time.monotonic() - started)
 
