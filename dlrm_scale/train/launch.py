@@ -131,7 +131,7 @@ def _elastic(
         resource_tracker.ensure_running()
         with _SignalForwarding(shutdown_seconds) as forwarding:
             try:
-                results = launcher(function, argument, folder)
+                results = launcher(function, argument, folder, os.getpid())
             except ChildFailedError as error:
                 if forwarding.abandoned:
                     abandoned = TrainingError("stopped at once: work since the last checkpoint is lost")
@@ -146,12 +146,14 @@ def _elastic(
     return first
 
 
-def _rank_main(function: "RankFunction[Argument, Result]", argument: Argument, folder: str) -> Result | None:
+def _rank_main(
+    function: "RankFunction[Argument, Result]", argument: Argument, folder: str, launcher: int
+) -> Result | None:
     rank = int(os.environ["RANK"])
     stop = StopRequest()
     stop.install()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    threading.Thread(target=_end_with_launcher, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with_launcher, args=(launcher,), daemon=True).start()
     mark_started(Path(folder), rank)
     try:
         result = function(argument, stop)
