@@ -15,6 +15,7 @@ from dlrm_scale.layout import LocalShard, ShardLayout
 from dlrm_scale.schema import TableSpec
 from dlrm_scale.sharding.dense_state import dense_state, load_dense_state, make_dense_optimizer
 from dlrm_scale.sharding.empty_shards import support_empty_shards
+from dlrm_scale.sharding.gradient_sum import sum_in_rank_order
 from dlrm_scale.sharding.hosts import host_groups, ranks_per_host
 from dlrm_scale.sharding.plan import check_agreement, check_equal_requests, layout_of, make_plan
 from dlrm_scale.sharding.plan_file import plan_rows
@@ -205,6 +206,7 @@ def shard_model(model: nn.Module, tables: Sequence[TableSpec], config: Config, r
         dense_buffers=buffers,
     )
     sharded.optimizer_owners()
+    sum_in_rank_order(module, ranks)
     return sharded
 
 

@@ -14,8 +14,6 @@ from dlrm_scale.data.dataset import Dataset
 from dlrm_scale.data.loader import EvalLoader, TrainLoader
 from dlrm_scale.errors import CheckpointError, ConfigError, TrainingError
 from dlrm_scale.install import check_install
-from dlrm_scale.schema import INTEGER_COLUMNS
-from dlrm_scale.sharding.first_pass import settle_gradient_order
 from dlrm_scale.sharding.pipeline import make_eval_pipeline, make_train_pipeline
 from dlrm_scale.sharding.plan_file import save_plan
 from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
@@ -96,7 +94,6 @@ def _train_on(
     config, folder = request.config, request.folder
     model = build_on_ranks(config, dataset, ranks)
     sharded = model.sharded
-    settle_gradient_order(sharded, len(INTEGER_COLUMNS))
     notes = [f"changed by --set: {path} from {before} to {after}" for path, before, after in request.changes]
     resumed = _fill(model, chain, continues, dataset, request, ranks, notes)
     start_step = resumed.step if resumed else 0
