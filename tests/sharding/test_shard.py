@@ -256,7 +256,8 @@ def _peak_resident_bytes() -> int:
 def test_only_this_ranks_shards_are_allocated() -> None:
     whole = sum(t.weight_bytes for t in BIG)
     for peak in run_ranks(4, _peak_bytes_of_sharding):
-        assert whole // 4 < peak < whole // 2
+        # the lower bound shows that the measurement works; pages that were free already don't count
+        assert 0.9 * whole / 4 < peak < whole // 2
 
 
 def _bad_id() -> str:
