@@ -1,23 +1,18 @@
 """TorchRec's sharder, told which sharding types are allowed and which optimizer is fused into the backward pass."""
 
+from typing import get_args
+
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import BoundsCheckMode, ShardingType
 
+from dlrm_scale.config import ShardingType as ShardingKind
 from dlrm_scale.config import SparseOptimizerConfig
 
 __all__ = ["ALL_SHARDING_TYPES", "TableSharder"]
 
-ALL_SHARDING_TYPES: tuple[str, ...] = (
-    "table_wise",
-    "row_wise",
-    "column_wise",
-    "table_row_wise",
-    "table_column_wise",
-    "grid_shard",
-    "data_parallel",
-)
+ALL_SHARDING_TYPES: tuple[str, ...] = get_args(ShardingKind)
 
 _FUSED_OPTIMIZERS = {
     "sgd": EmbOptimType.EXACT_SGD,
