@@ -2,7 +2,8 @@
 
 ```
 dataset/
-  part-00000.arrow …      label uint8 · I1..I13 float32 · C1..C26 int32, record batches of 8,192 rows
+  part-00000.arrow …      label uint8 · I1..I13 float32 · C1..C26 int32 (multi-hot: list<int32>),
+                          record batches of 8,192 rows
   vocabulary-C1.parquet … raw id -> table row, where the method is frequency
   dataset.json            written last: sizes, checksums, tables, split, fingerprint
 ```
@@ -12,10 +13,10 @@ under a mapping kills the process with SIGBUS, a short read is an error that nam
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,8 @@ from dlrm_scale.data.manifest import (
     read_manifest,
     write_manifest,
 )
-from dlrm_scale.data.part_writer import ARROW_SCHEMA, ROWS_PER_RECORD_BATCH, PartWriter
+from dlrm_scale.data.part_writer import ROWS_PER_RECORD_BATCH, PartWriter, arrow_schema
+from dlrm_scale.data.raw_block import Bags
 from dlrm_scale.errors import DatasetError
 from dlrm_scale.schema import CATEGORY_COLUMNS, INTEGER_COLUMNS, LABEL_COLUMN
 from dlrm_scale.units import MIB
@@ -53,9 +55,24 @@ __all__ = [
     "write_manifest",
 ]
 
-Rows = tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32], npt.NDArray[np.int32]]
-"""Labels `[n]`, dense features `[13, n]`, ids `[26, n]`."""
 
+class Rows(NamedTuple):
+    """Rows of one record batch.
+
+    Attributes:
+        labels: `[n]` uint8.
+        dense: `[13, n]` float32.
+        ids: `[26, n]` int32; 0 in the rows of multi-hot columns.
+        bags: of each multi-hot column by name, with int32 ids; bags may be empty.
+    """
+
+    labels: npt.NDArray[np.uint8]
+    dense: npt.NDArray[np.float32]
+    ids: npt.NDArray[np.int32]
+    bags: Mapping[str, Bags]
+
+
+_NO_BAGS: Mapping[str, Bags] = {}
 _CHANGED = "restore the file, or write the dataset again with `dlrm-scale preprocess`"
 
 
@@ -80,6 +97,7 @@ class Dataset:
     Attributes:
         path: the folder.
         manifest: `dataset.json`.
+        multi_hot: the category columns whose rows have bags of ids, in order.
     """
 
     def __init__(self, path: Path, manifest: DatasetManifest) -> None:
@@ -87,6 +105,8 @@ class Dataset:
         self.manifest = manifest
         self._lock = threading.Lock()
         self._limits = np.array([[column.table_rows] for column in manifest.columns], np.int64)
+        self.multi_hot = tuple(column.name for column in manifest.columns if column.multi_hot)
+        self._schema = arrow_schema(self.multi_hot)
         self._parts = [self._open_part(part) for part in manifest.parts]
 
     @staticmethod
@@ -94,7 +114,7 @@ class Dataset:
         """Read the manifest and check that every part is there with its size.
 
         Raises:
-            DatasetError: the dataset is absent, unfinished, damaged or of a newer schema.
+            DatasetError: the dataset is absent, unfinished, damaged or of another schema.
         """
         return Dataset(Path(path), read_manifest(Path(path)))
 
@@ -131,8 +151,8 @@ class Dataset:
         """Read one record batch.
 
         Returns:
-            Labels `[n]` uint8, dense features `[13, n]` float32, ids `[26, n]` int32 within their tables. Read-only
-            views of one buffer of the caller's own, each column contiguous.
+            Labels `[n]` uint8, dense features `[13, n]` float32, ids `[26, n]` int32 and bags within their tables, each
+            column contiguous. Read-only views of one buffer of the caller's own (ids are a copy if there are bags).
 
         Raises:
             DatasetError: the file is gone, was changed since the dataset was opened, or holds ids beyond a table.
@@ -145,6 +165,8 @@ class Dataset:
                 if open_part.reader is None:
                     open_part.reader = self._open_reader(open_part)
                 batch = open_part.reader.get_batch(record_batch_index)
+                if self.multi_hot:
+                    batch.validate()
             except (OSError, pa.ArrowException) as error:
                 raise DatasetError(f"{where} can't be read: {error}", remedy=_CHANGED) from error
         rows = min(ROWS_PER_RECORD_BATCH, open_part.part.rows - record_batch_index * ROWS_PER_RECORD_BATCH)
@@ -152,11 +174,14 @@ class Dataset:
             raise DatasetError(f"{where} has {batch.num_rows} rows, expected {rows}", remedy=_CHANGED)
         labels = batch.column(0).to_numpy()
         dense = _stack(batch, INTEGER_COLUMNS, np.dtype(np.float32))
-        ids = _stack(batch, CATEGORY_COLUMNS, np.dtype(np.int32))
+        if self.multi_hot:
+            ids, bags = self._ids_and_bags(batch, where)
+        else:
+            ids, bags = _stack(batch, CATEGORY_COLUMNS, np.dtype(np.int32)), _NO_BAGS
         # One pass finds both faults: as unsigned numbers negative ids are beyond any table.
         if np.any(ids.view(np.uint32).max(axis=1, keepdims=True) >= self._limits):
             self._refuse_ids(ids, where)
-        return labels, dense, ids
+        return Rows(labels, dense, ids, bags)
 
     def verify(self) -> None:
         """Read every byte and compare checksums.
@@ -191,9 +216,10 @@ class Dataset:
     def _open_reader(self, open_part: _OpenPart) -> pa.ipc.RecordBatchFileReader:
         reader = pa.ipc.open_file(pa.OSFile(str(open_part.path), "rb"))
         expected = -(-open_part.part.rows // ROWS_PER_RECORD_BATCH)
-        if not reader.schema.equals(ARROW_SCHEMA):
+        if not reader.schema.equals(self._schema):
+            lists = f" (list<int32> for {', '.join(self.multi_hot)})" if self.multi_hot else ""
             raise DatasetError(
-                f"{open_part.path} must hold {LABEL_COLUMN} uint8, I1 to I13 float32 and C1 to C26 int32, "
+                f"{open_part.path} must hold {LABEL_COLUMN} uint8, I1 to I13 float32 and C1 to C26 int32{lists}, "
                 f"found {', '.join(f'{field.name} {field.type}' for field in reader.schema)}",
                 remedy=_CHANGED,
             )
@@ -213,11 +239,31 @@ class Dataset:
                 f"{open_part.path} was changed or replaced while it was in use", remedy="restore the file and resume"
             )
 
+    def _ids_and_bags(self, batch: pa.RecordBatch, where: str) -> tuple[npt.NDArray[np.int32], Mapping[str, Bags]]:
+        ids, bags = np.zeros((len(CATEGORY_COLUMNS), batch.num_rows), np.int32), {}
+        for index, info in enumerate(self.manifest.columns):
+            column = batch.column(info.name)
+            if not info.multi_hot:
+                ids[index] = column.to_numpy()
+                continue
+            offsets, values = column.offsets.to_numpy(), column.values.to_numpy()
+            # Kernels that don't check bounds rely on this.
+            if offsets[0] != 0 or offsets[-1] != len(values) or np.any(np.diff(offsets) < 0):
+                raise DatasetError(f"{where}: the bags of column {info.name} are damaged", remedy=_CHANGED)
+            if len(values) and values.view(np.uint32).max() >= info.table_rows:
+                position = int(np.flatnonzero(values.view(np.uint32) >= info.table_rows)[0])
+                row = int(np.searchsorted(offsets, position, side="right")) - 1
+                self._refuse_id(where, row, info, int(values[position]))
+            bags[info.name] = Bags(values=values, offsets=offsets)
+        return ids, bags
+
     def _refuse_ids(self, ids: npt.NDArray[np.int32], where: str) -> None:
         column, row = np.argwhere((ids < 0) | (ids >= self._limits))[0]
-        info = self.manifest.columns[column]
+        self._refuse_id(where, int(row), self.manifest.columns[column], int(ids[column, row]))
+
+    def _refuse_id(self, where: str, row: int, info: ColumnInfo, found: int) -> None:
         raise DatasetError(
-            f"{where}, row {row}: column {info.name} has id {ids[column, row]}, its table has {info.table_rows} rows",
+            f"{where}, row {row}: column {info.name} has id {found}, its table has {info.table_rows} rows",
             remedy=_CHANGED,
         )
 

@@ -26,7 +26,8 @@ __all__ = [
 ]
 
 MANIFEST_FILE = "dataset.json"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""2 added multi-hot columns."""
 SPLITS = ("train", "validation", "test")
 _PREPROCESS_AGAIN = "write the dataset again with `dlrm-scale preprocess`"
 
@@ -57,14 +58,16 @@ class ColumnInfo:
     Attributes:
         name: `C1` to `C26`.
         table_rows: rows of its table; every id is in `[0, table_rows)`.
-        method: `frequency`, `hash` or `modulo`.
+        method: `frequency`, `hash`, `modulo` or `given`.
         statistics: JSON-ready facts about the column.
+        multi_hot: a row has a bag of any number of ids, not one id.
     """
 
     name: str
     table_rows: int
     method: str
     statistics: dict[str, object]
+    multi_hot: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +133,7 @@ def read_manifest(folder: Path) -> DatasetManifest:
     """Read and check `dataset.json`; the parts are not opened.
 
     Raises:
-        DatasetError: it is absent, damaged, contradicts itself or has a newer schema.
+        DatasetError: it is absent, damaged, contradicts itself or has another schema.
     """
     file = folder / MANIFEST_FILE
     if not folder.is_dir():
@@ -149,6 +152,11 @@ def read_manifest(folder: Path) -> DatasetManifest:
         raise DatasetError(
             f"{file} has schema version {version}; this dlrm-scale reads up to {SCHEMA_VERSION}",
             remedy="install a newer dlrm-scale",
+        )
+    if isinstance(version, int) and version < SCHEMA_VERSION:
+        raise DatasetError(
+            f"{file} has schema version {version}; this dlrm-scale reads version {SCHEMA_VERSION}",
+            remedy="preprocess the raw files again with `dlrm-scale preprocess --force`",
         )
     try:
         manifest = _from_json(raw)

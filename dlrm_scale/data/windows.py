@@ -81,7 +81,7 @@ class WindowBuffers:
         places = self._order.places(window)
         done = 0
         for part, record_batch, skip, rows, _ in self._order.pieces_of(window):
-            labels, dense, ids = self._record_batches.read(part, record_batch)
+            labels, dense, ids, _ = self._record_batches.read(part, record_batch)
             _scatter_rows(labels, dense.view(np.int32), ids, skip, places[done : done + rows], self._windows[s])
             done += rows
         begin = offset - self._order.stream_offset(window)

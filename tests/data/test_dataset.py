@@ -17,9 +17,10 @@ from dlrm_scale.data.dataset import (
     RowRange,
     write_manifest,
 )
+from dlrm_scale.data.raw_block import Bags
 from dlrm_scale.errors import DatasetError
 from dlrm_scale.schema import RAW_COLUMNS
-from tests.support.datasets import make_dataset, row_numbers
+from tests.support.datasets import bags_of, make_dataset, row_numbers
 
 
 def _rows(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -124,13 +125,21 @@ def test_a_folder_without_manifest_is_not_a_dataset(tmp_path: Path) -> None:
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     make_dataset(tmp_path, 10)
     file = tmp_path / MANIFEST_FILE
-    file.write_text(file.read_text().replace('"schema_version": 1', '"schema_version": 2'))
-    with pytest.raises(DatasetError, match="schema version 2"):
+    file.write_text(file.read_text().replace('"schema_version": 2', '"schema_version": 3'))
+    with pytest.raises(DatasetError, match=r"schema version 3.*\n.*newer dlrm-scale"):
+        Dataset.open(tmp_path)
+
+
+def test_an_older_schema_is_refused_and_says_how_to_replace_it(tmp_path: Path) -> None:
+    make_dataset(tmp_path, 10)
+    file = tmp_path / MANIFEST_FILE
+    file.write_text(file.read_text().replace('"schema_version": 2', '"schema_version": 1'))
+    with pytest.raises(DatasetError, match=r"schema version 1.*reads version 2\n.*preprocess --force"):
         Dataset.open(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"schema_version": 1}', '{"schema_version": 1, "parts": 3, "columns": [], "split": {}}']
+    "text", ["", "[]", "{}", '{"schema_version": 2}', '{"schema_version": 2, "parts": 3, "columns": [], "split": {}}']
 )
 def test_a_damaged_manifest_is_an_error_that_names_it(tmp_path: Path, text: str) -> None:
     make_dataset(tmp_path, 10)
@@ -154,12 +163,13 @@ def test_the_fingerprint_covers_rows_tables_transforms_and_split(tmp_path: Path)
     changed = [
         replace(manifest, parts=(replace(manifest.parts[0], xxh3_128="0" * 32),)),
         replace(manifest, columns=(replace(manifest.columns[0], table_rows=51), *manifest.columns[1:])),
+        replace(manifest, columns=(replace(manifest.columns[0], multi_hot=True), *manifest.columns[1:])),
         replace(manifest, transforms={"dense": "other"}),
         replace(manifest, split={**manifest.split, "train": (RowRange(start=0, end=9),)}),
         replace(manifest, statistics={"rows": 10}),
     ]
     fingerprints = {write_manifest(tmp_path, m).fingerprint for m in [manifest, *changed]}
-    assert len(fingerprints) == 6
+    assert len(fingerprints) == 7
     assert write_manifest(tmp_path, manifest).fingerprint == manifest.fingerprint
 
 
@@ -237,3 +247,90 @@ def test_ids_beyond_their_table_are_refused_with_column_and_row(tmp_path: Path, 
     write_manifest(tmp_path, replace(dataset.manifest, parts=(part,)))
     with pytest.raises(DatasetError, match=f"row 42: column C7 has id {wrong_id}, its table has 50 rows"):
         Dataset.open(tmp_path).read(0, 0)
+
+
+def _bags(n: int, longest: int = 4, seed: int = 0) -> Bags:
+    random = np.random.default_rng(seed)
+    offsets = np.concatenate([[0], np.cumsum(random.integers(0, longest + 1, n))]).astype(np.int32)
+    return Bags(values=random.integers(0, 50, offsets[-1], np.int32), offsets=offsets)
+
+
+def _multi_hot_dataset(path: Path, n: int, bags: dict[str, Bags]) -> Dataset:
+    """Rows of `_rows` with bags in some columns."""
+    manifest = make_dataset(path, 10).manifest
+    with PartWriter(path / "part-00000.arrow", multi_hot=bags) as writer:
+        writer.write(*_rows(n), bags)
+        part = writer.close()
+    columns = tuple(replace(column, multi_hot=column.name in bags) for column in manifest.columns)
+    split = {**manifest.split, "train": (RowRange(start=0, end=n),)}
+    write_manifest(path, replace(manifest, parts=(part,), columns=columns, split=split))
+    return Dataset.open(path)
+
+
+def test_bags_are_read_as_they_were_written(tmp_path: Path) -> None:
+    bags = {"C3": _bags(20_000), "C26": _bags(20_000, longest=1, seed=1), "C1": _bags(20_000, longest=0)}
+    dataset = _multi_hot_dataset(tmp_path, 20_000, bags)
+    assert dataset.multi_hot == ("C1", "C3", "C26")
+    read = [dataset.read(0, b) for b in range(3)]
+    for name, expected in bags.items():
+        assert [bag for r in read for bag in bags_of(r.bags[name])] == bags_of(expected)
+        assert all(r.bags[name].values.dtype == r.bags[name].offsets.dtype == np.int32 for r in read)
+    labels, dense, ids = _rows(20_000)
+    ids[[0, 2, 25]] = 0
+    assert np.array_equal(np.concatenate([r.labels for r in read]), labels)
+    assert np.array_equal(np.concatenate([r.dense for r in read], axis=1), dense)
+    assert np.array_equal(np.concatenate([r.ids for r in read], axis=1), ids)
+    types = {field.name: str(field.type) for field in pa.ipc.open_file(tmp_path / "part-00000.arrow").schema}
+    assert types["C2"] == "int32"
+    assert types["C3"].startswith("list<item: int32")
+
+
+@pytest.mark.parametrize("block_rows", [1_000, 8192, 20_000])
+def test_a_multi_hot_parts_bytes_do_not_depend_on_the_blocks(tmp_path: Path, block_rows: int) -> None:
+    labels, dense, ids = _rows(20_000)
+    bags = _bags(20_000)
+    parts = []
+    for name, size in (("whole.arrow", 20_000), ("blocks.arrow", block_rows)):
+        with PartWriter(tmp_path / name, multi_hot=["C5"]) as writer:
+            for a in range(0, 20_000, size):
+                offsets = bags.offsets[a : a + size + 1]
+                values = bags.values[offsets[0] : offsets[-1]].copy()
+                block = Bags(values=values, offsets=offsets - offsets[0])
+                z = a + size
+                writer.write(labels[a:z], dense[:, a:z], ids[:, a:z], {"C5": block})
+                values[:] = -1  # The caller's arrays may be used again.
+            parts.append(writer.close())
+    assert parts[0].xxh3_128 == parts[1].xxh3_128
+
+
+@pytest.mark.parametrize("wrong_id", [50, -1])
+def test_ids_of_bags_beyond_their_table_are_refused_with_column_and_row(tmp_path: Path, wrong_id: int) -> None:
+    bags = _bags(9_000)
+    row = next(row for row in range(8_200, 9_000) if np.diff(bags.offsets)[row] > 1)
+    bags.values[bags.offsets[row + 1] - 1] = wrong_id
+    dataset = _multi_hot_dataset(tmp_path, 9_000, {"C7": bags})
+    dataset.read(0, 0)
+    with pytest.raises(DatasetError, match=f"batch 1, row {row - 8192}: column C7 has id {wrong_id}, its table has 50"):
+        dataset.read(0, 1)
+
+
+def test_lists_where_the_manifest_says_one_id_are_refused(tmp_path: Path) -> None:
+    dataset = _multi_hot_dataset(tmp_path, 100, {"C7": _bags(100)})
+    columns = tuple(replace(column, multi_hot=column.name == "C8") for column in dataset.manifest.columns)
+    write_manifest(tmp_path, replace(dataset.manifest, columns=columns))
+    with pytest.raises(DatasetError, match=r"must hold .*list<int32> for C8.*found .*C7 list"):
+        Dataset.open(tmp_path).read(0, 0)
+
+
+def test_damaged_offsets_of_bags_are_refused_before_anything_follows_them(tmp_path: Path) -> None:
+    bags = _bags(100)
+    _multi_hot_dataset(tmp_path, 100, {"C7": bags})
+    part = tmp_path / "part-00000.arrow"
+    content = part.read_bytes()
+    position = content.index(bags.offsets.tobytes())
+    for at, value in ((40, -5), (40, 1 << 30), (0, 3), (100, 1 << 20)):
+        offsets = bags.offsets.copy()
+        offsets[at] = value
+        part.write_bytes(content[:position] + offsets.tobytes() + content[position + offsets.nbytes :])
+        with pytest.raises(DatasetError, match=r"part-00000\.arrow, record batch 0"):
+            Dataset.open(tmp_path).read(0, 0)

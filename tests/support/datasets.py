@@ -1,15 +1,17 @@
 """Small datasets made without the preprocessor."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from dlrm_scale.data.dataset import ColumnInfo, Dataset, DatasetManifest, PartWriter, RowRange, write_manifest
+from dlrm_scale.data.raw_block import Bags
 from dlrm_scale.schema import CATEGORY_COLUMNS, INTEGER_COLUMNS
 
-__all__ = ["make_dataset", "row_numbers"]
+__all__ = ["bags_of", "make_dataset", "row_numbers"]
 
 ROWS_LIMIT = 1 << 24  # row / ROWS_LIMIT is exact in float32 and harmless as a feature
 
@@ -20,6 +22,7 @@ def make_dataset(
     table_rows: int | Sequence[int] = 50,
     seed: int = 0,
     split: Mapping[str, Sequence[tuple[int, int]]] | None = None,
+    multi_hot: Mapping[str, int] | None = None,
 ) -> Dataset:
     """Write and open a dataset whose first dense feature holds the number of the row (see `row_numbers`).
 
@@ -31,7 +34,9 @@ def make_dataset(
         table_rows: rows of each table, or of every table.
         seed: of the features.
         split: ranges by split; all rows are training rows by default.
+        multi_hot: columns with bags of 0 to that many ids, repeated ones among them.
     """
+    multi_hot = {} if multi_hot is None else multi_hot
     path.mkdir(parents=True, exist_ok=True)
     rows_per_part = [rows] if isinstance(rows, int) else list(rows)
     tables = [table_rows] * len(CATEGORY_COLUMNS) if isinstance(table_rows, int) else list(table_rows)
@@ -44,10 +49,18 @@ def make_dataset(
         dense[0] = numbers / ROWS_LIMIT
         # Power-law ids, as in click logs: row 0 is the hottest.
         ids = np.stack([(t * random.random(n) ** 3).astype(np.int32) for t in tables])
-        score = sum(effect[column] for effect, column in zip(effects, ids, strict=True)) / len(tables) ** 0.5
+        bags = {}
+        for name, largest in multi_hot.items():
+            lengths = random.integers(0, largest + 1, n)
+            values = (tables[CATEGORY_COLUMNS.index(name)] * random.random(lengths.sum()) ** 3).astype(np.int32)
+            bags[name] = Bags(values=values, offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+        score = np.zeros(n)
+        for name, effect, column in zip(CATEGORY_COLUMNS, effects, ids, strict=True):
+            score += _bag_sums(effect, bags[name]) if name in bags else effect[column]
+        score /= len(tables) ** 0.5
         labels = (random.random(n) < 1 / (1 + np.exp(1 - score))).astype(np.uint8)
-        with PartWriter(path / f"part-{index:05d}.arrow", source=f"day_{index}") as writer:
-            writer.write(labels, dense, ids)
+        with PartWriter(path / f"part-{index:05d}.arrow", source=f"day_{index}", multi_hot=multi_hot) as writer:
+            writer.write(labels, dense, ids, bags)
             parts.append(writer.close())
         start += n
     given = {"train": [(0, start)]} if split is None else split
@@ -56,7 +69,7 @@ def make_dataset(
         DatasetManifest(
             parts=tuple(parts),
             columns=tuple(
-                ColumnInfo(name=name, table_rows=n, method="modulo", statistics={})
+                ColumnInfo(name=name, table_rows=n, method="modulo", statistics={}, multi_hot=name in multi_hot)
                 for name, n in zip(CATEGORY_COLUMNS, tables, strict=True)
             ),
             transforms={"seed": seed},
@@ -74,3 +87,13 @@ def row_numbers(dense: object) -> npt.NDArray[np.int64]:
     """Rows of the dataset, `[n]` int64, from dense features `[n, 13]` of `make_dataset`."""
     values = np.asarray(dense)
     return (values[:, 0] * ROWS_LIMIT).astype(np.int64)
+
+
+def bags_of(bags: Bags) -> list[list[int]]:
+    """Ids of each row."""
+    return [bags.values[a:z].tolist() for a, z in pairwise(bags.offsets)]
+
+
+def _bag_sums(effect: npt.NDArray[np.float64], bags: Bags) -> npt.NDArray[np.float64]:
+    rows = np.repeat(np.arange(len(bags.offsets) - 1), np.diff(bags.offsets))
+    return np.bincount(rows, weights=effect[bags.values], minlength=len(bags.offsets) - 1)
