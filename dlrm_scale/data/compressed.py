@@ -2,7 +2,11 @@
 
 What a file is, is told by its first bytes and never by its name. Gzip goes through isal (about twice the speed of the
 standard library's zlib), zstd through zstandard. A zstd reader ends silently where a frame is cut, so frames are
-driven one by one here and their ends are checked.
+driven one by one here and their ends are checked. Skippable frames, as pzstd and the seekable format write them, hold
+no rows and are passed over.
+
+One cut can't be seen: neither gzip nor zstd says how many members or frames a file has, so a file that ends exactly
+between two of them is a whole file of fewer rows. Compare the size with the source's when a download broke off.
 """
 
 import os
@@ -18,7 +22,8 @@ from dlrm_scale.errors import DataError
 __all__ = ["ByteSource", "name_contradicts_content", "open_bytes"]
 
 _GZIP_MAGIC = b"\x1f\x8b"
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+# RFC 8878: frames (3.1.1), and skippable frames (3.1.2) with 0x184D2A50 to 0x184D2A5F, stored in little-endian order.
+_ZSTD_MAGICS = (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + i]) + b"\x2a\x4d\x18" for i in range(16)))
 # 256 KiB of compressed input keeps the calls few; zstd gets less, as its output per call can't be limited.
 _GZIP_CHUNK_BYTES = 256 * 1024
 _ZSTD_CHUNK_BYTES = 32 * 1024
@@ -26,6 +31,7 @@ _ZSTD_CHUNK_BYTES = 32 * 1024
 # isal's stubs call it an instance.
 _ISAL_ERROR = cast(type[Exception], igzip_lib.IsalError)
 
+_CUT = "ends in the middle of a compressed stream"
 _TRUNCATED = "fetch the file again; the rows before the cut can't be told from a whole file"
 
 
@@ -64,6 +70,15 @@ class _GzipMember:
         return bytes(self._inner.decompress(data, 1024 * 1024))
 
 
+def _compression(start: bytes) -> str:
+    """Tell the compression by the first four bytes; of a shorter file, what it is the start of, so that it's cut."""
+    if not start:
+        return "none"
+    if start.startswith(_GZIP_MAGIC) or _GZIP_MAGIC.startswith(start):
+        return "gzip"
+    return "zstd" if any(magic.startswith(start) for magic in _ZSTD_MAGICS) else "none"
+
+
 class ByteSource:
     """A file read from its start to its end, decompressed.
 
@@ -84,12 +99,7 @@ class ByteSource:
         self.position_bytes = 0
         magic = self._read_exactly(4)
         self._file.seek(0)
-        if magic[:2] == _GZIP_MAGIC:
-            self.compression = "gzip"
-        elif magic == _ZSTD_MAGIC:
-            self.compression = "zstd"
-        else:
-            self.compression = "none"
+        self.compression = _compression(magic)
         self._decompressor: _GzipMember | _Decompressor | None = None
         self._unread = b""
         self._ready = memoryview(b"")
@@ -163,7 +173,7 @@ class ByteSource:
                 self._unread = self._read_stored()
                 if not self._unread:
                     if self._decompressor is not None:
-                        raise self._damaged("ends in the middle of a compressed stream")
+                        raise self._damaged(_CUT)
                     return b""
             if self._decompressor is None:
                 self._decompressor = self._next_stream()
@@ -185,6 +195,8 @@ class ByteSource:
             # broke off between two members looks the same.
             while len(self._unread) < 2 and (more := self._read_stored()):
                 self._unread += more
+            if self._unread == _GZIP_MAGIC[:1]:
+                raise self._damaged(_CUT)
             if self._unread[:2] != _GZIP_MAGIC:
                 raise self._damaged(f"has bytes after the end of a gzip member that start none ({self._unread[:4]!r})")
             return _GzipMember()
