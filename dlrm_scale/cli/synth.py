@@ -1,6 +1,7 @@
 """`dlrm-scale synth`: write synthetic Criteo day files."""
 
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -24,6 +25,14 @@ def synth(
             show_default="rows over the published rows, from 0.001 to 1",
         ),
     ] = None,
+    multi_hot: Annotated[
+        str | None,
+        typer.Option(
+            help="Columns that hold bags of ids: mlperf (the published 214 ids a row), or columns with their mean, "
+            "as in C3=5,C20=12.",
+            metavar="COLUMNS",
+        ),
+    ] = None,
     gzip: Annotated[bool, typer.Option("--gzip", help="Write day_*.tsv.gz.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write into a non-empty folder of other making.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the summary as one line of JSON.")] = False,
@@ -43,8 +52,17 @@ def synth(
     )
 
     from dlrm_scale.data.synthetic import SyntheticParameters, generate
+    from dlrm_scale.data.synthetic_bags import parse_multi_hot
 
-    parameters = SyntheticParameters(preset=preset, rows=rows, days=days, seed=seed, scale=scale, gzip=gzip)
+    parameters = SyntheticParameters(
+        preset=preset,
+        rows=rows,
+        days=days,
+        seed=seed,
+        scale=scale,
+        gzip=gzip,
+        multi_hot=parse_multi_hot(multi_hot),
+    )
     start = time.monotonic()
     columns = (
         TextColumn("rows"),
@@ -97,3 +115,5 @@ def _print_summary(out: Path, document: dict[str, Any], written: bool, seconds: 
         typer.echo(f"wrote {rows:,} rows to {out} in {format_seconds(seconds)} ({rows / seconds:,.0f} rows/s)")
     else:
         typer.echo(f"{out} already holds these files; nothing written")
+    flag = document.get("preprocess_flag")
+    typer.echo(f"next: dlrm-scale preprocess {shlex.quote(str(out))}{f' {flag}' if flag else ''} --out DATASET")

@@ -9,6 +9,9 @@
   transform can't tell them apart.
 - A pair's effect is made like an id's, from (pair, rank, rank) and the expected count of both together, and is kept to
   few columns of few ids.
+- A bag of a multi-hot column counts as `mean + sum over its ids of (effect - mean) / sqrt(expected ids)`, where `mean`
+  is the effect that an id of the column has on average; pairs do so on both sides. So a column keeps the variance that
+  it has with one id a row, the size of a bag alone tells nothing, and sum pooling can express the model exactly.
 
 The model depends on the preset and the scale alone, so two seeds give two samples of one world.
 Shapes: K effect slots a column (slot 0 empty, slot 1 + rank, the last one for all rarer and fresh ids), P pairs,
@@ -64,6 +67,28 @@ class PlantedModel:
     integer_curves: Float64
     id_expected_share: Float64
     pair_expected_share: Float64
+
+    def with_means(self, id_effects: Float64, pair_effects: Float64) -> tuple[Float64, Float64]:
+        """Add what an id that isn't missing has on average.
+
+        Args:
+            id_effects: float64 [26, K].
+            pair_effects: float64 [P, Q, Q].
+
+        Returns:
+            float64 [26, K + 1] and [P, Q + 1, Q + 1], the means in the last places.
+        """
+        present = self.id_expected_share / (1.0 - self.id_expected_share[:, :1])
+        present[:, 0] = 0.0
+        means = (present * id_effects).sum(axis=1, keepdims=True)
+        one, other = (present[self.pair_columns[:, side], :PAIR_SLOTS].copy() for side in (0, 1))
+        one[:, -1] = other[:, -1] = 0.0
+        # All rarer ids share the last slot, whose effect is 0.
+        rows = np.concatenate([pair_effects, np.einsum("pi,pij->pj", one, pair_effects)[:, None, :]], axis=1)
+        return (
+            np.concatenate([id_effects, means], axis=1),
+            np.concatenate([rows, np.einsum("pij,pj->pi", rows, other)[:, :, None]], axis=2),
+        )
 
     def kept(self, least_share: float) -> tuple[Float64, Float64]:
         """Return id and pair effects with those of ids rarer than `least_share` of all rows set to 0."""

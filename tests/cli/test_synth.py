@@ -44,3 +44,14 @@ def test_synth_names_a_wrong_argument_with_its_remedy(tmp_path: Path, capsys: py
     assert "3 rows can't fill 4 days" in err
     assert "remedy: give --rows 4 or more, or fewer --days" in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_synth_writes_bags_and_names_the_next_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "my raw"
+    code, text, _ = _run(capsys, out, "--rows", 200, "--days", 1, "--multi-hot", "C20=12,C3=5")
+    assert code == 0
+    assert f"next: dlrm-scale preprocess '{out}' --multi-hot C3,C20 --out DATASET" in text
+    assert max(line.split("\t")[33].count(",") for line in (out / "day_0.tsv").read_text().splitlines()) > 12
+    code, _, err = _run(capsys, out, "--multi-hot", "C3")
+    assert code == 2
+    assert "remedy: give --multi-hot mlperf, or columns with their mean" in err
