@@ -1,10 +1,15 @@
-"""Progress bars of `dlrm-scale preprocess`, one a pass over the input; silent where stderr is no terminal."""
+"""Progress of `dlrm-scale preprocess`: a bar for each pass, or a line twice a minute where stderr is no terminal."""
 
+import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from dlrm_scale.units import format_seconds
 
 if TYPE_CHECKING:
     from dlrm_scale.data.passes import ProgressReport
@@ -12,13 +17,20 @@ if TYPE_CHECKING:
 __all__ = ["PassBars"]
 
 _TITLES = {"lines": "counting lines", "count": "counting ids", "write": "writing rows"}
+_LOG_SECONDS = 30.0
 
 
 class PassBars:
-    """Shows bytes done, rows/s, bad rows and time left of the running pass."""
+    """Shows bytes done, rows/s, bad rows and time left of the running pass.
 
-    def __init__(self) -> None:
+    Args:
+        now: the clock, in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         console = Console(stderr=True)
+        self._terminal = console.is_terminal
+        self._now = now
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -29,6 +41,8 @@ class PassBars:
             disable=not console.is_terminal,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._started: dict[str, float] = {}
+        self._logged = now()
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -41,12 +55,23 @@ class PassBars:
 
     def update(self, report: "ProgressReport") -> None:
         """Show a report."""
-        if report.name not in self._tasks:
-            title = f"{report.step}/{report.steps} {_TITLES[report.name]}"
-            self._tasks[report.name] = self._progress.add_task(title, total=report.total_bytes, speed="")
-        task = self._tasks[report.name]
-        elapsed = self._progress.tasks[task].elapsed or 0.0
+        title = f"{report.step}/{report.steps} {_TITLES[report.name]}"
+        now = self._now()
+        elapsed = now - self._started.setdefault(report.name, now)
         speed = f"{report.rows / elapsed:,.0f} rows/s" if elapsed > 0 and report.rows else ""
         if report.bad_rows:
-            speed += f", {report.bad_rows:,} bad"
-        self._progress.update(task, completed=report.done_bytes, speed=speed)
+            speed += f", {report.bad_rows:,} bad rows"
+        if not self._terminal:
+            self._log(report, title, speed, now, elapsed)
+            return
+        if report.name not in self._tasks:
+            self._tasks[report.name] = self._progress.add_task(title, total=report.total_bytes, speed="")
+        self._progress.update(self._tasks[report.name], completed=report.done_bytes, speed=speed)
+
+    def _log(self, report: "ProgressReport", title: str, speed: str, now: float, elapsed: float) -> None:
+        if now - self._logged < _LOG_SECONDS:
+            return
+        self._logged = now
+        share = report.done_bytes / report.total_bytes if report.total_bytes else 1.0
+        left = f", {format_seconds(elapsed / share - elapsed)} left" if share > 0 else ""
+        typer.echo(f"{title}: {100 * share:.0f} %, {speed or 'reading'}{left}", err=True)
