@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from dlrm_scale.errors import DataError
 
-__all__ = ["GIVEN_ID_MAX", "IdMeaning", "outside_32_bits", "raw_ids", "refuse_raw_as_given"]
+__all__ = ["GIVEN_ID_MAX", "IdMeaning", "id_that_is_no_row", "outside_32_bits", "raw_ids", "refuse_raw_as_given"]
 
 IdMeaning = Literal["given", "raw"]
 """`given`: the id is the row of its table. `raw`: the id has 32 bits without a sign, and a vocabulary maps it."""
