@@ -428,4 +428,4 @@ def test_memory_does_not_grow_with_a_row_group(tmp_path: Path) -> None:
             most = max(most, pa.total_allocated_bytes() - before)
             source.parse(piece)
     # 39 columns: a buffer of 256 KiB and a page each, and one batch.
-    assert most < 64_000_000
+    assert most < 32_000_000
