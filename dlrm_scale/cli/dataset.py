@@ -1,8 +1,12 @@
-"""`dlrm-scale dataset show | verify`: what a dataset holds and whether it is whole."""
+"""`dlrm-scale dataset show | verify | export`: what a dataset holds, whether it is whole, and other formats of it."""
 
 import json
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -11,12 +15,27 @@ import typer
 if TYPE_CHECKING:
     from dlrm_scale.data.dataset import DatasetManifest
 
-__all__ = ["app", "print_summary", "show", "summary_json", "verify"]
+__all__ = ["ExportFormat", "Split", "app", "export", "print_summary", "show", "summary_json", "verify"]
 
-app = typer.Typer(help="Show and verify preprocessed datasets.", no_args_is_help=True)
+app = typer.Typer(help="Show, verify and export preprocessed datasets.", no_args_is_help=True)
 
 _Folder = Annotated[Path, typer.Argument(help="Folder that `dlrm-scale preprocess` wrote.", metavar="DATASET")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class ExportFormat(StrEnum):
+    """What a dataset can be exported to."""
+
+    PARQUET = "parquet"
+    NPY = "npy"
+
+
+class Split(StrEnum):
+    """A part of a dataset's rows."""
+
+    TRAIN = "train"
+    VALIDATION = "validation"
+    TEST = "test"
 
 
 @app.command()
@@ -49,6 +68,74 @@ def verify(dataset: _Folder, as_json: _AsJson = False) -> None:
         typer.echo(f"{dataset}: ok, {len(opened.manifest.parts)} parts, {format_bytes(size_bytes)}")
 
 
+@app.command()
+def export(
+    dataset: _Folder,
+    to: Annotated[
+        ExportFormat,
+        typer.Option(help="parquet: the same columns and types; npy: the day_N_*.npy files of torchrec and MLPerf."),
+    ],
+    out: Annotated[Path, typer.Option(help="New or empty folder for the files.", metavar="FOLDER")],
+    split: Annotated[Split | None, typer.Option(help="Only the rows of this split.", show_default="all rows")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace another export in FOLDER.")] = False,
+    as_json: _AsJson = False,
+) -> None:
+    """Write the rows in a format that other programs read.
+
+    The files get their names when all are complete. A folder that already holds exactly this export is left as it is.
+    """
+    from dlrm_scale.data.dataset import Dataset
+    from dlrm_scale.data.export import export_dataset
+    from dlrm_scale.units import format_bytes
+
+    opened = Dataset.open(dataset)
+    start = time.monotonic()
+    with _row_bar(f"exporting to {to.value}") as advance:
+        result = export_dataset(
+            opened,
+            out,
+            to=to.value,
+            split=None if split is None else split.value,
+            force=force,
+            on_progress=advance,
+        )
+    seconds = time.monotonic() - start
+    content = result.content
+    if as_json:
+        about = {"out": str(out), "up_to_date": result.up_to_date, "seconds": round(seconds, 3)}
+        _print_json({**about, **content})
+        return
+    size_bytes = sum(entry["size_bytes"] for entry in content["files"])
+    files = len(content["files"])
+    what = f"{content['rows']:,} rows ({content['split'] or 'all splits'}) in {files:,} file{'s' * (files > 1)}"
+    vocabularies = f" and {len(content['vocabularies'])} vocabularies" if content["vocabularies"] else ""
+    speed = f" in {seconds:.1f} s ({content['rows'] / seconds:,.0f} rows/s)"
+    typer.echo(
+        f"{out}: {'up to date, ' * result.up_to_date}{what}{vocabularies}, {format_bytes(size_bytes)}"
+        + speed * (not result.up_to_date)
+    )
+
+
+@contextmanager
+def _row_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Show rows done, rows/s and time left on a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"))
+    with Progress(
+        *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal, transient=True
+    ) as bar:
+        task = bar.add_task(title, total=None, speed="")
+
+        def update(done: int, total: int) -> None:
+            elapsed = bar.tasks[0].elapsed or 0.0
+            bar.update(task, completed=done, total=total, speed=f"{done / elapsed:,.0f} rows/s" if elapsed else "")
+
+        yield update
+
+
 def summary_json(path: Path, manifest: "DatasetManifest") -> dict[str, Any]:
     """Return the manifest JSON-ready, with the path and the rows of each split."""
     splits = {name: sum(r.end - r.start for r in ranges) for name, ranges in manifest.split.items()}
@@ -75,12 +162,16 @@ def print_summary(path: Path, manifest: "DatasetManifest") -> None:
         rate = cast(dict[str, Any], manifest.statistics.get(name, {})).get("positive_rate")
         if rate is not None:
             console.print(f"  {name.replace('_', ' ')}: positive labels {rate:.4f}", highlight=False)
-    table = Table("column", *("rows", "missing", "unique", "kept", "coverage", "held-out OOV", "hottest 1 %"))
+    # Columns that say something only about some datasets stand only where they do.
+    headings = ["rows", "missing", "unique", "kept", "coverage", "held-out OOV", "hottest 1 %"]
+    pooled = any(info.multi_hot for info in manifest.columns)
+    collided = any(info.statistics.get("collision_rate") is not None for info in manifest.columns)
+    table = Table("column", *headings, *["ids a row"] * pooled, *["colliding ids"] * collided)
     for column in table.columns[1:]:
         column.justify = "right"
     for info in manifest.columns:
         facts = cast(dict[str, Any], info.statistics)
-        table.add_row(
+        cells = [
             info.name,
             f"{info.table_rows:,}",
             _percent(facts.get("missing_rate")),
@@ -89,8 +180,17 @@ def print_summary(path: Path, manifest: "DatasetManifest") -> None:
             _percent(facts.get("coverage")),
             _percent(facts.get("held_out_out_of_vocabulary_rate")),
             _percent(facts.get("hot_row_curve", {}).get("0.01")),
-        )
+        ]
+        if pooled:
+            cells.append(_pooling(facts.get("pooling")) if info.multi_hot else "1")
+        if collided:
+            cells.append(f"{_number(facts.get('colliding_ids'))} ({_percent(facts.get('collision_rate'))})")
+        table.add_row(*cells)
     console.print(table)
+
+
+def _pooling(pooling: float | None) -> str:
+    return "–" if pooling is None else f"{pooling:.1f}"  # noqa: RUF001
 
 
 def _percent(rate: float | None) -> str:
