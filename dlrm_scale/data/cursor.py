@@ -43,6 +43,11 @@ class Cursor:
         """Return a JSON-ready dict."""
         return dict(vars(self))
 
+    def json_at(self, *, epoch: int, step_in_epoch: int, stream_rows_consumed: int) -> dict[str, object]:
+        """Return what `to_json` of another position of this run returns."""
+        position = {"epoch": epoch, "step_in_epoch": step_in_epoch, "stream_rows_consumed": stream_rows_consumed}
+        return {**vars(self), **position}
+
     @staticmethod
     def from_json(raw: Mapping[str, object]) -> "Cursor":
         """Read what `to_json` wrote.

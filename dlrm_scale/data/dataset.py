@@ -72,6 +72,7 @@ class Rows(NamedTuple):
     bags: Mapping[str, Bags]
 
 
+_ARROW_PADDING_BYTES = 64
 _NO_BAGS: Mapping[str, Bags] = {}
 _CHANGED = "restore the file, or write the dataset again with `dlrm-scale preprocess`"
 
@@ -272,14 +273,16 @@ def _stack(batch: pa.RecordBatch, names: Sequence[str], dtype: np.dtype[Any]) ->
     """View columns of one type as `[len(names), n]`.
 
     Columns of a record batch lie at equal distances in one buffer, unless they are compressed. The view saves a copy:
-    0.2 of 0.6 ms.
+    0.2 of 0.6 ms. Three columns tell: between the first and the last there is only just room for the others, in order
+    (to look at all of them takes 0.1 ms).
     """
-    columns = [batch.column(name) for name in names]
-    buffers = [column.buffers()[1] for column in columns]
-    body, first = buffers[0].parent, buffers[0].address
-    step = buffers[1].address - first
-    if body is None or any(buffer.address != first + i * step for i, buffer in enumerate(buffers)):
-        return np.stack([column.to_numpy() for column in columns])
+    index = batch.schema.get_field_index(names[0])
+    ends = [batch.column(index + i).buffers()[1] for i in (0, 1, len(names) - 1)]
+    body, first = ends[0].parent, ends[0].address
+    step = ends[1].address - first
+    padded_bytes = -(-batch.num_rows * dtype.itemsize // _ARROW_PADDING_BYTES) * _ARROW_PADDING_BYTES
+    if body is None or step != padded_bytes or ends[2].address != first + (len(names) - 1) * step:
+        return np.stack([batch.column(name).to_numpy() for name in names])
     return np.ndarray(
         (len(names), batch.num_rows), dtype, buffer=body, offset=first - body.address, strides=(step, dtype.itemsize)
     )

@@ -11,13 +11,15 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from dlrm_scale.batch import Batch, make_batch
+from dlrm_scale.batch import Batch, JaggedIds, make_batch
 from dlrm_scale.config import DataConfig
+from dlrm_scale.data.buffer_pool import BufferPool
 from dlrm_scale.data.cursor import Cursor
-from dlrm_scale.data.dataset import Dataset
+from dlrm_scale.data.dataset import Dataset, Rows
 from dlrm_scale.data.order import Int64s, Order
 from dlrm_scale.data.pieces import split_pieces
 from dlrm_scale.data.prefetch import Prefetcher
+from dlrm_scale.data.ragged_rows import BagColumns, RaggedRows
 from dlrm_scale.data.record_batch_cache import RecordBatchCache
 from dlrm_scale.data.streams import choose_streams
 from dlrm_scale.data.windows import WindowBuffers
@@ -25,6 +27,9 @@ from dlrm_scale.errors import CheckpointError, ConfigError, DatasetError
 from dlrm_scale.schema import CATEGORY_COLUMNS, INTEGER_COLUMNS
 
 __all__ = ["EvalLoader", "TrainLoader"]
+
+_BATCHES_IN_USE = 4
+"""Batches outside the queue whose memory is used again: one in the making, and those that a trainer works on."""
 
 
 class TrainLoader:
@@ -111,7 +116,8 @@ class TrainLoader:
             )
         self.start_step = self.start.epoch * self.steps_per_epoch + self.start.step_in_epoch
         self._rank, self._ranks = rank, ranks
-        source = _train_batches(dataset, self.order, self.start, rank, ranks, epochs, pin_memory)
+        pool = BufferPool(config.prefetch_batches + _BATCHES_IN_USE, pin_memory=pin_memory)
+        source = _train_batches(dataset, self.order, self.start, rank, ranks, epochs, pool)
         self._prefetcher = Prefetcher(source, depth=config.prefetch_batches, name="train-loader")
 
     def __iter__(self) -> Iterator[Batch]:
@@ -139,32 +145,37 @@ class TrainLoader:
 
 
 def _train_batches(
-    dataset: Dataset, order: Order, start: Cursor, rank: int, ranks: int, epochs: int, pin_memory: bool
+    dataset: Dataset, order: Order, start: Cursor, rank: int, ranks: int, epochs: int, pool: BufferPool
 ) -> Iterator[Batch]:
     streams = order.rank_streams(rank, ranks)
-    buffers = WindowBuffers(RecordBatchCache(dataset), streams, order.largest_window_rows)
+    columns = BagColumns(dataset.multi_hot) if dataset.multi_hot else None
+    ragged = None if columns is None else RaggedRows(columns)
+    buffers = WindowBuffers(RecordBatchCache(dataset), streams, order.largest_window_rows, columns)
     full = order.share(0, rank, ranks)
     first_step = start.step_in_epoch
     for epoch in range(start.epoch, epochs):
         buffers.seek(order.epoch(epoch), first_step * order.rows_per_step)
         for step in range(first_step, order.steps_per_epoch):
             share = full if step < order.full_steps else order.share(step, rank, ranks)
-            labels, dense, ids = _arrays(share.rows, share.true_rows, pin_memory)
-            buffers.take(share.stream_rows, labels.numpy(), dense.numpy(), ids.numpy())
+            ids: torch.Tensor | JaggedIds
+            if ragged is None:
+                labels, dense, ids = _one_hot_tensors(pool, share.rows, share.true_rows)
+                buffers.take(share.stream_rows, labels.numpy(), dense.numpy(), ids.numpy())
+            else:
+                buffers.take_ragged(share.stream_rows, ragged)
+                labels, dense, ids = _ragged_tensors(pool, share.rows, ragged)
             at_end = step + 1 == order.steps_per_epoch
-            after = replace(
-                start,
-                epoch=epoch + at_end,
-                step_in_epoch=0 if at_end else step + 1,
-                stream_rows_consumed=0 if at_end else (step + 1) * order.rows_per_step,
-            )
             yield make_batch(
                 dense_features=dense,
                 ids=ids,
                 labels=labels,
                 rows_global=share.rows_global,
                 ranks=ranks,
-                cursor=after.to_json(),
+                cursor=start.json_at(
+                    epoch=epoch + at_end,
+                    step_in_epoch=0 if at_end else step + 1,
+                    stream_rows_consumed=0 if at_end else (step + 1) * order.rows_per_step,
+                ),
             )
         first_step = 0
 
@@ -210,10 +221,12 @@ class EvalLoader:
         self.steps = -(-self.rows // batch_size)
         self.wait_seconds = 0.0
         self._depth = prefetch_batches
-        self._arguments = (dataset, split, self.rows, batch_size, rank, ranks, pin_memory)
+        self._pin_memory = pin_memory
+        self._arguments = (dataset, split, self.rows, batch_size, rank, ranks)
 
     def __iter__(self) -> Iterator[Batch]:
-        prefetcher = Prefetcher(_eval_batches(*self._arguments), depth=self._depth, name="eval-loader")
+        pool = BufferPool(self._depth + _BATCHES_IN_USE, pin_memory=self._pin_memory)
+        prefetcher = Prefetcher(_eval_batches(*self._arguments, pool), depth=self._depth, name="eval-loader")
         waited = 0.0
         try:
             for batch in prefetcher:
@@ -225,37 +238,79 @@ class EvalLoader:
 
 
 def _eval_batches(
-    dataset: Dataset, split: str, rows: int, batch_size: int, rank: int, ranks: int, pin_memory: bool
+    dataset: Dataset, split: str, rows: int, batch_size: int, rank: int, ranks: int, pool: BufferPool
 ) -> Iterator[Batch]:
-    pieces = split_pieces(dataset, split)
-    ends = np.cumsum(pieces.rows)
-    record_batches = RecordBatchCache(dataset, capacity=1)
+    reader = _FileReader(dataset, split)
+    ragged = RaggedRows(BagColumns(dataset.multi_hot)) if dataset.multi_hot else None
     for start in range(0, rows, batch_size):
         rows_global = min(batch_size, rows - start)
         first, last = start + rows_global * rank // ranks, start + rows_global * (rank + 1) // ranks
-        labels, dense, ids = _arrays(-(-rows_global // ranks), last - first, pin_memory)
-        position = first
+        rows_on_rank = -(-rows_global // ranks)
+        ids: torch.Tensor | JaggedIds
+        if ragged is None:
+            labels, dense, ids = _one_hot_tensors(pool, rows_on_rank, last - first)
+            for source, skip, n, target in reader.read(first, last):
+                labels.numpy()[target : target + n] = source.labels[skip : skip + n]
+                dense.numpy()[target : target + n] = source.dense[:, skip : skip + n].T
+                ids.numpy()[:, target : target + n] = source.ids[:, skip : skip + n]
+        else:
+            ragged.begin(last - first)
+            for source, skip, n, target in reader.read(first, last):
+                ragged.add(source, skip, n, target)
+            labels, dense, ids = _ragged_tensors(pool, rows_on_rank, ragged)
+        yield make_batch(
+            dense_features=dense,
+            ids=ids,
+            labels=labels,
+            rows_global=rows_global,
+            ranks=ranks,
+        )
+
+
+class _FileReader:
+    """Reads a split in file order."""
+
+    def __init__(self, dataset: Dataset, split: str) -> None:
+        self._pieces = split_pieces(dataset, split)
+        self._ends = np.cumsum(self._pieces.rows)
+        self._record_batches = RecordBatchCache(dataset, capacity=1)
+
+    def read(self, first: int, last: int) -> Iterator[tuple[Rows, int, int, int]]:
+        """Yield rows `[first, last)` of the split: record batch, rows to skip in it, rows to take, rows before."""
+        pieces, ends, position = self._pieces, self._ends, first
         while position < last:
             k = int(np.searchsorted(ends, position, side="right"))
             n = min(int(ends[k]), last) - position
             skip = int(pieces.skip[k]) + position - int(ends[k] - pieces.rows[k])
-            source = record_batches.read(int(pieces.part[k]), int(pieces.record_batch[k]))
-            target = slice(position - first, position - first + n)
-            labels.numpy()[target] = source[0][skip : skip + n]
-            dense.numpy()[target] = source[1][:, skip : skip + n].T
-            ids.numpy()[:, target] = source[2][:, skip : skip + n]
+            yield self._record_batches.read(int(pieces.part[k]), int(pieces.record_batch[k])), skip, n, position - first
             position += n
-        yield make_batch(dense_features=dense, ids=ids, labels=labels, rows_global=rows_global, ranks=ranks)
 
 
-def _arrays(rows: int, true_rows: int, pin_memory: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return labels `[B]`, dense features `[B, 13]` and ids `[26, true rows]`; padding is zero, the rest unset.
+def _one_hot_tensors(pool: BufferPool, rows: int, true_rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return labels `[B]`, dense features `[B, 13]` and ids `[26, true rows]`; padding is zero, the rest unset."""
+    labels, dense, ids = pool.tensors(
+        ((rows,), torch.float32),
+        ((rows, len(INTEGER_COLUMNS)), torch.float32),
+        ((len(CATEGORY_COLUMNS), true_rows), torch.int64),
+    )
+    if true_rows < rows:
+        labels[true_rows:] = 0
+        dense[true_rows:] = 0
+    return labels, dense, ids
 
-    Page-locked memory comes from torch's caching allocator, which reuses a buffer once its copy to the device is done.
-    """
-    labels = torch.empty(rows, dtype=torch.float32, pin_memory=pin_memory)
-    dense = torch.empty(rows, len(INTEGER_COLUMNS), dtype=torch.float32, pin_memory=pin_memory)
-    ids = torch.empty(len(CATEGORY_COLUMNS), true_rows, dtype=torch.int64, pin_memory=pin_memory)
+
+def _ragged_tensors(pool: BufferPool, rows: int, ragged: RaggedRows) -> tuple[torch.Tensor, torch.Tensor, JaggedIds]:
+    """Return labels `[B]`, dense features `[B, 13]` and bags of the rows that were gathered; padding is zero."""
+    true_rows = len(ragged.words)
+    ids_per_key = ragged.count().tolist()
+    labels, dense, values, lengths, offsets = pool.tensors(
+        ((rows,), torch.float32),
+        ((rows, len(INTEGER_COLUMNS)), torch.float32),
+        ((sum(ids_per_key),), torch.int64),
+        ((len(CATEGORY_COLUMNS) * rows,), torch.int32),
+        ((len(CATEGORY_COLUMNS) * rows + 1,), torch.int32),
+    )
     labels[true_rows:] = 0
     dense[true_rows:] = 0
-    return labels, dense, ids
+    ragged.emit(labels.numpy(), dense.numpy(), values.numpy(), lengths.numpy(), offsets.numpy())
+    return labels, dense, JaggedIds(values, lengths, offsets, ids_per_key, true_rows)

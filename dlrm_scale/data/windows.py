@@ -1,27 +1,35 @@
 """The current window of each of a rank's streams in memory, permuted, and the copy of a batch out of them.
 
-Shapes: S streams of this rank, up to W rows a window, B rows of this rank in a step.
+Shapes: S streams of this rank, up to W rows a window, B rows of this rank in a step, T of them true.
 
-A row is 40 words of 4 bytes: label, 13 dense features (their bits), 26 ids. Rows are permuted when a window is read and
-stand next to each other from then on, since a batch takes only a few of each stream: it copies runs of
-B / S x 160 bytes (36 ns a row; 65 ns with columns). A window of 16,384 rows may grow by one row less than a record
-batch: 64 streams with room for 24,575 rows take 252 MB, divided between the ranks.
+Rows are permuted when a window is read and stand next to each other from then on, since a batch takes only a few of
+each stream: it copies runs of B / S x 160 bytes (36 ns a row; 65 ns with columns, 100 ns with rows in file order that
+are picked one by one).
+
+Memory: a window of 16,384 rows may grow by one row less than a record batch: 64 streams with room for 24,575 rows take
+252 MB, divided between the ranks. The bags of multi-hot columns lie in a pool for each stream. All pools have room for
+the largest window's ids so far and a quarter more: with 200 ids a row 25 MB a stream, twice that while they grow.
 """
 
 from collections.abc import Sequence
 
-import numba
 import numpy as np
-import numpy.typing as npt
 
-from dlrm_scale.data.order import EpochOrder, Int64s, UInt32s
+from dlrm_scale.data.order import EpochOrder
+from dlrm_scale.data.ragged_rows import BagColumns, RaggedRows, with_room
 from dlrm_scale.data.record_batch_cache import RecordBatchCache
-from dlrm_scale.schema import RAW_COLUMNS
+from dlrm_scale.data.row_kernels import (
+    RAGGED_ROW_WORDS,
+    ROW_WORDS,
+    Float32s,
+    Int32s,
+    Int64s,
+    copy_ragged_rows,
+    copy_rows,
+    scatter_rows,
+)
 
 __all__ = ["WindowBuffers"]
-
-Int32s = npt.NDArray[np.int32]
-Float32s = npt.NDArray[np.float32]
 
 
 class WindowBuffers:
@@ -31,16 +39,28 @@ class WindowBuffers:
         record_batches: where rows come from.
         streams: the rank's streams, S of them.
         window_rows: rows of the largest window, W.
+        bag_columns: the multi-hot columns, if there are any.
     """
 
-    def __init__(self, record_batches: RecordBatchCache, streams: Sequence[int], window_rows: int) -> None:
+    def __init__(
+        self,
+        record_batches: RecordBatchCache,
+        streams: Sequence[int],
+        window_rows: int,
+        bag_columns: BagColumns | None = None,
+    ) -> None:
         self._record_batches = record_batches
         self._streams = streams
+        self._bag_columns = bag_columns
         self._order: EpochOrder | None = None
-        self._windows = np.empty((len(streams), window_rows, len(RAW_COLUMNS)), np.int32)
+        words = ROW_WORDS if bag_columns is None else RAGGED_ROW_WORDS
+        self._windows: Int32s = np.empty((len(streams), window_rows, words), np.int32)
+        self._pools: Int32s = np.empty((len(streams), 0), np.int32)
         self._next = np.zeros(len(streams), np.int64)  # row of the window that comes next
         self._left = np.zeros(len(streams), np.int64)  # rows of the window that haven't been taken
         self._offset = np.zeros(len(streams), np.int64)  # row of the stream that follows the window
+        self._missing = np.zeros(len(streams), np.int64)  # rows of a stream that the current batch still needs
+        self._target = np.zeros(len(streams), np.int64)  # where they go in it
 
     def seek(self, order: EpochOrder, offset: int) -> None:
         """Go to row `offset` of every stream in an epoch; windows are read when rows are taken."""
@@ -49,84 +69,81 @@ class WindowBuffers:
         self._offset[:] = offset
 
     def take(self, counts: Int64s, labels: Float32s, dense: Float32s, ids: Int64s) -> None:
-        """Copy the next rows of every stream, one stream after the other.
+        """Copy the next rows of every stream, one stream after the other; not for datasets with multi-hot columns.
 
         Args:
-            counts: `[S]` rows of each stream.
-            labels: `[B]` float32, filled up to the sum of `counts`.
+            counts: `[S]` rows of each stream, T in all.
+            labels: `[B]` float32, filled up to T.
             dense: `[B, 13]` float32, filled likewise.
-            ids: `[26, sum of counts]` int64.
+            ids: `[26, T]` int64.
 
         Raises:
             DatasetError: as `Dataset.read`.
         """
-        missing = counts.copy()
-        target = np.cumsum(counts) - counts
+        self._begin(counts)
+        dense_bits = dense.view(np.int32)
         while True:
-            for s in np.flatnonzero((missing > 0) & (self._left == 0)):
-                self._read_window(int(s))
-            taken = np.minimum(missing, self._left)
-            _copy_rows(self._windows, self._next, taken, target, labels, dense.view(np.int32), ids)
-            self._next += taken
-            self._left -= taken
-            missing -= taken
-            target += taken
-            if not missing.any():
+            s = copy_rows(self._windows, self._next, self._left, self._missing, self._target, labels, dense_bits, ids)
+            if s < 0:
                 return
+            self._read_window(s)
+
+    def take_ragged(self, counts: Int64s, rows: RaggedRows) -> None:
+        """Copy the next rows of every stream with their bags, one stream after the other.
+
+        Args:
+            counts: `[S]` rows of each stream, T in all.
+            rows: gets T rows.
+
+        Raises:
+            DatasetError: as `Dataset.read`.
+            ConfigError: a window has too many ids.
+        """
+        self._begin(counts)
+        rows.begin(int(counts.sum()))
+        while True:
+            s, rows.used = copy_ragged_rows(
+                self._windows,
+                self._pools,
+                self._next,
+                self._left,
+                self._missing,
+                self._target,
+                rows.columns.flags,
+                rows.words,
+                rows.pools[0],
+                rows.used,
+            )
+            if s < 0:
+                return
+            if s < len(self._streams):
+                self._read_window(s)
+            else:
+                # As much again as the rows so far took, or the largest window's ids for a start.
+                rows.pools = with_room(rows.pools, rows.used + max(rows.used, self._pools.shape[1]))
+
+    def _begin(self, counts: Int64s) -> None:
+        self._missing[:] = counts
+        np.cumsum(counts[:-1], out=self._target[1:])
+        self._target[0] = 0
 
     def _read_window(self, s: int) -> None:
         assert self._order is not None
         offset = int(self._offset[s])
         window = self._order.window_at(self._streams[s], offset)
         places = self._order.places(window)
-        done = 0
-        for part, record_batch, skip, rows, _ in self._order.pieces_of(window):
-            labels, dense, ids, _ = self._record_batches.read(part, record_batch)
-            _scatter_rows(labels, dense.view(np.int32), ids, skip, places[done : done + rows], self._windows[s])
-            done += rows
+        done = used = 0
+        for part, record_batch, skip, count, _ in self._order.pieces_of(window):
+            rows = self._record_batches.read(part, record_batch)
+            piece = places[done : done + count]
+            if self._bag_columns is None:
+                scatter_rows(rows.labels, rows.dense.view(np.int32), rows.ids, skip, piece, self._windows[s])
+            else:
+                self._pools, used = self._bag_columns.scatter(
+                    rows, skip, piece, self._windows[s], self._pools, used, pool_index=s
+                )
+            done += count
         begin = offset - self._order.stream_offset(window)
         self._next[s] = begin
         self._left[s] = window.rows - begin
         self._offset[s] = offset - begin + window.rows
-
-
-@numba.njit(cache=True, nogil=True)
-def _scatter_rows(
-    labels: npt.NDArray[np.uint8],  # [n]
-    dense: Int32s,  # [13, n], bits of float32
-    ids: Int32s,  # [26, n]
-    skip: int,
-    places: UInt32s,  # [rows]; unsigned, so that numba doesn't wrap indices
-    window: Int32s,  # [W, 40]
-) -> None:
-    for k in range(len(places)):
-        row = window[places[k]]
-        row[0] = labels[skip + k]
-        for c in range(13):
-            row[1 + c] = dense[c, skip + k]
-        for c in range(26):
-            row[14 + c] = ids[c, skip + k]
-
-
-@numba.njit(cache=True, nogil=True)
-def _copy_rows(
-    windows: Int32s,  # [S, W, 40]
-    begin: Int64s,  # [S]
-    count: Int64s,  # [S]
-    target: Int64s,  # [S]
-    labels: Float32s,  # [B]
-    dense: Int32s,  # [B, 13], bits of float32
-    ids: Int64s,  # [26, true rows]
-) -> None:
-    for s in range(len(count)):
-        # Tiles of 32 rows stay in the first-level cache while their ids are turned into columns.
-        for tile in range(0, count[s], 32):
-            n = min(32, count[s] - tile)
-            a, t = begin[s] + tile, target[s] + tile
-            for k in range(n):
-                labels[t + k] = windows[s, a + k, 0]
-                for c in range(13):
-                    dense[t + k, c] = windows[s, a + k, 1 + c]
-            for c in range(26):
-                for k in range(n):
-                    ids[c, t + k] = windows[s, a + k, 14 + c]
