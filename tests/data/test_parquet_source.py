@@ -19,6 +19,7 @@ from dlrm_scale.data.raw_block import RawBlock
 from dlrm_scale.data.row_layout import RowLayout
 from dlrm_scale.errors import ConfigError, DataError
 from dlrm_scale.schema import CATEGORY_COLUMNS, INTEGER_COLUMNS, RAW_COLUMNS
+from tests.support.raw_rows import slow_parse
 
 Columns = dict[str, pa.Array]
 
@@ -285,6 +286,18 @@ def test_the_mixture_that_pandas_makes_is_refused_with_the_remedy(tmp_path: Path
     with pytest.raises(DataError, match=r"I1, I3, I4, .* are floating point, I2 is int64") as caught:
         ParquetSource(find_inputs([tmp_path]).files[0])
     assert "Int64" in str(caught.value.remedy)
+
+
+def test_real_rows_through_polars_are_those_of_the_slow_parser(tmp_path: Path, shared_data: Path) -> None:
+    polars = pytest.importorskip("polars")
+    source = shared_data / "terabyte/day_0_head_10000.tsv"
+    types = [polars.Int8, *[polars.Int64] * 13, *[polars.String] * 26]
+    frame = polars.read_csv(source, separator="\t", has_header=False, schema=dict(zip(RAW_COLUMNS, types, strict=True)))
+    frame.write_parquet(tmp_path / "rows.parquet")
+    rows = _rows(_blocks(find_inputs([tmp_path]).files[0]))
+    good, bad = slow_parse(source.read_bytes())
+    assert not bad
+    assert rows == [[row.label, *row.integers, *row.categories] for _, row in good]
 
 
 def test_every_bad_value_is_a_bad_row_with_file_row_column_expected_and_found(tmp_path: Path) -> None:
