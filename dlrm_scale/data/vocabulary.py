@@ -1,32 +1,30 @@
 """From raw category ids (unsigned 32 bits) to table rows, one vocabulary a column.
 
-Row 0 is a missing category and row 1 an id that the vocabulary doesn't hold, under every method:
-
     frequency   ids seen at least `threshold` times in training rows get a row of their own: 2 + their rank in hash
                 order. Any other id gets row 1. (In order of frequency, a row-wise shard 0 of 4 would take 91 % of the
                 lookups; in hash order it takes 29 %.)
     hash        2 + mix(id, salt of the column) mod (rows - 2); row 1 stays unused
     modulo      2 + id mod (rows - 2); row 1 stays unused
+    given       the id is the row: for ids that others have mapped already; rows 0 and 1 are rows like others
 
-`mix` is the finalizer of splitmix64 (Steele, Lea and Flood, 2014): a bijection of 64 bits, so ids never tie.
+Under all but `given`, row 0 is a missing category and row 1 an id that the vocabulary doesn't hold. `mix` is the hash
+of `id_hash`.
 """
 
 import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numba import njit
 
-from dlrm_scale.data.durable import fsync_file
-from dlrm_scale.data.tsv import FIRST_CATEGORY_BIT
-from dlrm_scale.errors import DatasetError
+from dlrm_scale.data.count_histogram import CountHistogram
+from dlrm_scale.data.count_runs import CountChunk
+from dlrm_scale.data.id_hash import id_hashes, mix
+from dlrm_scale.data.raw_block import FIRST_CATEGORY_BIT
+from dlrm_scale.errors import DataError
 from dlrm_scale.schema import CATEGORY_COLUMNS, MISSING_ROW, OUT_OF_VOCABULARY_ROW
 
 __all__ = [
@@ -35,15 +33,14 @@ __all__ = [
     "Method",
     "Vocabulary",
     "frequency_vocabulary",
+    "given_vocabulary",
     "hashed_vocabulary",
-    "load_vocabularies",
-    "load_vocabulary",
     "mapping_fingerprint",
-    "save_vocabulary",
-    "vocabulary_file",
+    "predicted_memory_bytes",
+    "vocabulary_of_kept",
 ]
 
-Method = Literal["frequency", "hash", "modulo"]
+Method = Literal["frequency", "hash", "modulo", "given"]
 
 FIRST_ID_ROW = OUT_OF_VOCABULARY_ROW + 1
 """First table row that belongs to ids."""
@@ -55,8 +52,7 @@ VOCABULARY_RULE: dict[str, object] = {
 }
 """What the manifest says about all columns."""
 
-_METADATA_KEY = b"dlrm_scale"
-_FORMAT_VERSION = 1
+_NOTHING_MISSING = np.zeros(0, np.uint64)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,7 +64,6 @@ class Vocabulary:
         method: how ids become rows.
         table_rows: rows of the table; every mapped id is in `[0, table_rows)`.
         ids: [k] uint32, frequency only: the kept ids in hash order; `ids[i]` has row `2 + i`.
-        counts: [k] int64, frequency only: occurrences of `ids` in the training rows that it was made from.
         salt: mixed into ids under hash.
     """
 
@@ -76,11 +71,15 @@ class Vocabulary:
     method: Method
     table_rows: int
     ids: npt.NDArray[np.uint32]
-    counts: npt.NDArray[np.int64]
     salt: int
     # [2^bits + 1] int32: kept ids whose hash starts with the bits b stand at [directory[b], directory[b + 1]) of `ids`.
     # About 2 ids share a bucket, so a lookup costs two cache misses and 8 bytes an id, with no keys stored twice.
     _directory: npt.NDArray[np.int32]
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes in memory."""
+        return self.ids.nbytes + self._directory.nbytes
 
     def map(self, ids: npt.NDArray[np.uint32], missing: npt.NDArray[np.uint64], rows: npt.NDArray[np.int32]) -> None:
         """Write the table row of each id.
@@ -89,26 +88,37 @@ class Vocabulary:
             ids: [n] uint32 raw ids of this column.
             missing: [n] uint64 as in `RawBlock`.
             rows: [n] int32, written.
+
+        Raises:
+            DataError: a given id isn't a row of the table.
         """
+        self._map(ids, missing, rows)
+
+    def map_ids(self, ids: npt.NDArray[np.uint32], rows: npt.NDArray[np.int32]) -> None:
+        """Write the table row of each id, where none is missing.
+
+        Args:
+            ids: [n] uint32 raw ids of this column.
+            rows: [n] int32, written.
+
+        Raises:
+            DataError: a given id isn't a row of the table.
+        """
+        self._map(ids, _NOTHING_MISSING, rows)
+
+    def _map(self, ids: npt.NDArray[np.uint32], missing: npt.NDArray[np.uint64], rows: npt.NDArray[np.int32]) -> None:
         bit = FIRST_CATEGORY_BIT + CATEGORY_COLUMNS.index(self.column)
         if self.method == "frequency":
             _map_frequency(ids, missing, bit, self.ids, self._directory, rows)
+        elif self.method == "given":
+            wrong = _map_given(ids, missing, bit, self.table_rows, rows)
+            if wrong >= 0:
+                raise DataError(
+                    f"column {self.column}: id {ids[wrong]} isn't a row of its table of {self.table_rows:,} rows",
+                    remedy="state the table's true number of rows, or map the ids by hash or frequency",
+                )
         else:
             _map_modulo(ids, missing, bit, self.method == "hash", np.uint64(self.salt), self.table_rows, rows)
-
-
-@njit(cache=True, nogil=True)
-def _mix(value: Any) -> Any:  # pragma: no cover - compiled
-    value = np.uint64(value) + np.uint64(0x9E3779B97F4A7C15)
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
-
-
-@njit(cache=True, nogil=True)
-def _mix_all(ids: Any, hashes: Any) -> None:  # pragma: no cover - compiled
-    for i in range(ids.shape[0]):
-        hashes[i] = _mix(ids[i])
 
 
 @njit(cache=True, nogil=True)
@@ -116,18 +126,19 @@ def _map_frequency(
     ids: Any, missing: Any, bit: int, kept: Any, directory: Any, rows: Any
 ) -> None:  # pragma: no cover - compiled
     selected = np.uint64(1) << np.uint64(bit)
+    all_present = missing.shape[0] == 0
     buckets = directory.shape[0] - 1
     shift = np.uint64(64)
     while buckets > 1:
         shift -= np.uint64(1)
         buckets >>= 1
     for i in range(ids.shape[0]):
-        if missing[i] & selected:
+        if not all_present and missing[i] & selected:
             rows[i] = 0
             continue
         bucket = np.int64(0)
         if shift < 64:
-            bucket = np.int64(_mix(ids[i]) >> shift)
+            bucket = np.int64(mix(ids[i]) >> shift)
         row = 1
         for k in range(directory[bucket], directory[bucket + 1]):
             if kept[k] == ids[i]:
@@ -141,68 +152,114 @@ def _map_modulo(
     ids: Any, missing: Any, bit: int, mixed: bool, salt: Any, table_rows: int, rows: Any
 ) -> None:  # pragma: no cover - compiled
     selected = np.uint64(1) << np.uint64(bit)
+    all_present = missing.shape[0] == 0
     room = np.uint64(table_rows - 2)
     for i in range(ids.shape[0]):
-        if missing[i] & selected:
+        if not all_present and missing[i] & selected:
             rows[i] = 0
             continue
         value = np.uint64(ids[i])
         if mixed:
-            value = _mix(value ^ salt)
+            value = mix(value ^ salt)
         rows[i] = np.int32(2 + np.int64(value % room))
 
 
-def _hashes(ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
-    hashes = np.empty(len(ids), np.uint64)
-    _mix_all(ids, hashes)
-    return hashes
+@njit(cache=True, nogil=True)
+def _map_given(ids: Any, missing: Any, bit: int, table_rows: int, rows: Any) -> int:  # pragma: no cover - compiled
+    """Return the place of the first id that isn't a row, or -1."""
+    selected = np.uint64(1) << np.uint64(bit)
+    all_present = missing.shape[0] == 0
+    for i in range(ids.shape[0]):
+        if not all_present and missing[i] & selected:
+            rows[i] = 0
+        elif np.int64(ids[i]) >= table_rows:
+            return i
+        else:
+            rows[i] = np.int32(ids[i])
+    return -1
 
 
-def _directory_of(sorted_hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
-    bits = max(0, len(sorted_hashes).bit_length() - 1)
-    if bits == 0:
-        return np.array([0, len(sorted_hashes)], np.int32)
-    sizes = np.bincount((sorted_hashes >> np.uint64(64 - bits)).astype(np.int64), minlength=1 << bits)
-    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+@njit(cache=True, nogil=True)
+def _fill_directory(ids: Any, bits: int, directory: Any) -> bool:  # pragma: no cover - compiled
+    """Return whether the ids are in hash order; if not, the directory is of no use."""
+    shift = np.uint64(64 - bits)
+    previous = np.uint64(0)
+    filled = 0
+    for i in range(ids.shape[0]):
+        hashed = mix(ids[i])
+        if i > 0 and hashed <= previous:
+            return False
+        previous = hashed
+        bucket = np.int64(hashed >> shift) if bits > 0 else 0
+        while filled <= bucket:
+            directory[filled] = i
+            filled += 1
+    while filled < directory.shape[0]:
+        directory[filled] = ids.shape[0]
+        filled += 1
+    return True
+
+
+def _directory_bits(kept_ids: int) -> int:
+    return max(0, kept_ids.bit_length() - 1)
+
+
+def predicted_memory_bytes(kept_ids: int) -> int:
+    """`Vocabulary.memory_bytes` of a frequency vocabulary that keeps so many ids: 6 to 8 bytes each."""
+    return 4 * kept_ids + 4 * ((1 << _directory_bits(kept_ids)) + 1)
 
 
 def frequency_vocabulary(
-    column: str,
-    ids: npt.NDArray[np.uint32],
-    counts: npt.NDArray[np.int64],
-    *,
-    threshold: int,
-    max_rows: int | None = None,
+    column: str, counts: Iterable[CountChunk], *, threshold: int, max_rows: int | None = None
 ) -> Vocabulary:
     """Give a row to each id that is frequent enough.
 
     Args:
         column: C1 to C26.
-        ids: [u] uint32 distinct ids, in any order.
-        counts: [u] int64 occurrences in training rows.
+        counts: chunks of (ids [n] uint32, counts [n] int64 in training rows), distinct and in hash order over all
+            chunks, as `MergedCounts`; iterated twice.
         threshold: ids that occur less often share row 1.
         max_rows: rows of the table at most; the most frequent ids are kept, of equally frequent ones those that come
             first in hash order.
     """
-    kept = counts >= threshold
-    ids, counts = ids[kept], counts[kept]
-    order = np.argsort(_hashes(ids))
-    ids, counts = ids[order], counts[order]
-    if max_rows is not None and len(ids) > max_rows - FIRST_ID_ROW:
-        most_frequent = np.sort(np.argsort(-counts, kind="stable")[: max_rows - FIRST_ID_ROW])
-        ids, counts = ids[most_frequent], counts[most_frequent]
-    return _from_kept(column, ids, counts)
+    histogram = CountHistogram()
+    for _, occurrences in counts:
+        histogram.add(occurrences)
+    kept = histogram.at_least(threshold)
+    cut, at_cut = 0, 0
+    if max_rows is not None and kept > max_rows - FIRST_ID_ROW:
+        kept = max_rows - FIRST_ID_ROW
+        cut, at_cut = histogram.cut_off(kept)
+    ids = np.empty(kept, np.uint32)
+    filled = 0
+    for some, occurrences in counts:
+        chosen = occurrences >= max(threshold, cut + 1)
+        if at_cut:
+            ties = np.flatnonzero(occurrences == cut)[:at_cut]
+            at_cut -= len(ties)
+            chosen[ties] = True
+        found = some[chosen]
+        ids[filled : filled + len(found)] = found
+        filled += len(found)
+    assert filled == kept
+    vocabulary = vocabulary_of_kept(column, ids)
+    assert vocabulary is not None, "the counts aren't in hash order"
+    return vocabulary
 
 
-def _from_kept(column: str, ids: npt.NDArray[np.uint32], counts: npt.NDArray[np.int64]) -> Vocabulary:
+def vocabulary_of_kept(column: str, ids: npt.NDArray[np.uint32]) -> Vocabulary | None:
+    """Return the frequency vocabulary that keeps these ids, None if they aren't distinct and in hash order."""
+    bits = _directory_bits(len(ids))
+    directory = np.empty((1 << bits) + 1, np.int32)
+    if not _fill_directory(ids, bits, directory):
+        return None
     return Vocabulary(
         column=column,
         method="frequency",
         table_rows=FIRST_ID_ROW + len(ids),
         ids=ids,
-        counts=counts,
         salt=0,
-        _directory=_directory_of(_hashes(ids)),
+        _directory=directory,
     )
 
 
@@ -214,13 +271,26 @@ def hashed_vocabulary(column: str, method: Literal["hash", "modulo"], *, rows: i
         method: mix the id first, or take it as it is.
         rows: rows of the table, rows 0 and 1 included; at least 3.
     """
-    salt = int(_hashes(np.array([CATEGORY_COLUMNS.index(column) + 1], np.uint32))[0]) if method == "hash" else 0
+    salt = int(id_hashes(np.array([CATEGORY_COLUMNS.index(column) + 1], np.uint32))[0]) if method == "hash" else 0
+    return _without_ids(column, method, rows, salt)
+
+
+def given_vocabulary(column: str, rows: int) -> Vocabulary:
+    """Take ids as rows.
+
+    Args:
+        column: C1 to C26.
+        rows: rows of the table; a greater id is an error when it is mapped.
+    """
+    return _without_ids(column, "given", rows, 0)
+
+
+def _without_ids(column: str, method: Method, rows: int, salt: int) -> Vocabulary:
     return Vocabulary(
         column=column,
         method=method,
         table_rows=rows,
         ids=np.empty(0, np.uint32),
-        counts=np.empty(0, np.int64),
         salt=salt,
         _directory=np.zeros(2, np.int32),
     )
@@ -237,87 +307,14 @@ def mapping_fingerprint(vocabularies: Sequence[Vocabulary]) -> str:
             f"{vocabulary.column} {vocabulary.method} {vocabulary.table_rows} {vocabulary.salt} {len(vocabulary.ids)}"
         )
         digest.update(about.encode() + b"\n")
-        digest.update(vocabulary.ids.astype("<u4").tobytes())
+        digest.update(vocabulary.ids.astype("<u4", copy=False).data)
     return digest.hexdigest()
 
 
-def vocabulary_file(column: str) -> str:
-    """Name of a column's vocabulary in a dataset's folder."""
-    return f"vocabulary-{column}.parquet"
+def __getattr__(name: str) -> Any:
+    # For modules that still import these from here.
+    if name in ("load_vocabularies", "load_vocabulary", "save_vocabulary", "vocabulary_file"):
+        from dlrm_scale.data import vocabulary_file as module
 
-
-def load_vocabularies(folder: Path, transforms: Mapping[str, object]) -> list[Vocabulary]:
-    """Read every column's vocabulary and compare them with what the dataset was made with.
-
-    Args:
-        folder: of the dataset.
-        transforms: of its manifest.
-
-    Raises:
-        DatasetError: a vocabulary is absent or damaged, or they are not the dataset's.
-    """
-    loaded = [load_vocabulary(folder, column) for column in CATEGORY_COLUMNS]
-    categories = transforms.get("categories")
-    expected = categories.get("mapping_fingerprint") if isinstance(categories, Mapping) else None
-    if mapping_fingerprint(loaded) != expected:
-        raise DatasetError(
-            f"{folder}: the vocabularies are not those that the dataset was made with",
-            remedy="put the vocabulary files back, or preprocess the rows again",
-        )
-    return loaded
-
-
-def save_vocabulary(folder: Path, vocabulary: Vocabulary) -> None:
-    """Write `vocabulary-C1.parquet` durably: id uint32, row int32, count int64; the method is in its metadata."""
-    about = {
-        "format_version": _FORMAT_VERSION,
-        "column": vocabulary.column,
-        "method": vocabulary.method,
-        "table_rows": vocabulary.table_rows,
-        "salt": vocabulary.salt,
-    }
-    rows = np.arange(FIRST_ID_ROW, FIRST_ID_ROW + len(vocabulary.ids), dtype=np.int32)
-    table = pa.table({"id": vocabulary.ids, "row": rows, "count": vocabulary.counts})
-    table = table.replace_schema_metadata({_METADATA_KEY: json.dumps(about)})
-    file = folder / vocabulary_file(vocabulary.column)
-    try:
-        pq.write_table(table, file)
-        fsync_file(file)
-    except OSError as error:
-        raise DatasetError(f"{file} can't be written: {error}", remedy="free space or choose another folder") from error
-
-
-def load_vocabulary(folder: Path, column: str) -> Vocabulary:
-    """Read what `save_vocabulary` wrote.
-
-    Raises:
-        DatasetError: the file is absent, damaged or of a newer format.
-    """
-    file = folder / vocabulary_file(column)
-    try:
-        table = pq.read_table(file)
-        about = json.loads((table.schema.metadata or {})[_METADATA_KEY])
-        version, named, method = about["format_version"], about["column"], about["method"]
-        table_rows, salt = int(about["table_rows"]), int(about["salt"])
-        ids = table["id"].to_numpy().astype(np.uint32, casting="same_kind", copy=True)
-        rows = table["row"].to_numpy()
-        counts = table["count"].to_numpy().astype(np.int64, casting="same_kind", copy=True)
-    except FileNotFoundError as error:
-        raise DatasetError(f"{file} is absent", remedy="name a dataset that `dlrm-scale preprocess` wrote") from error
-    except (OSError, KeyError, ValueError, TypeError, pa.ArrowException) as error:
-        raise DatasetError(f"{file} can't be read: {error!r}", remedy="restore the file") from error
-    if version != _FORMAT_VERSION:
-        raise DatasetError(f"{file} has format version {version}, this dlrm-scale reads {_FORMAT_VERSION}")
-    if named != column or method not in ("frequency", "hash", "modulo"):
-        raise DatasetError(f"{file} says column {named}, method {method}", remedy="restore the file")
-    if method != "frequency":
-        return hashed_vocabulary(column, method, rows=table_rows)
-    hashes = _hashes(ids)
-    if (
-        len(ids) != table_rows - FIRST_ID_ROW
-        or not np.array_equal(rows, np.arange(FIRST_ID_ROW, table_rows))
-        or np.any(hashes[1:] <= hashes[:-1])
-    ):
-        raise DatasetError(f"{file}: ids aren't in hash order on rows 2 to {table_rows - 1}", remedy="restore it")
-    assert salt == 0
-    return _from_kept(column, ids, counts)
+        return getattr(module, name)
+    raise AttributeError(name)

@@ -1,0 +1,207 @@
+"""The file in which an input file's counts are kept: runs of entries, and at the end a table of contents.
+
+entries       8 bytes each, little-endian, run after run as they were spilled
+contents      JSON: format version and, for each run, column, first entry, number of entries, occurrences
+length        of the contents in bytes, 8 bytes little-endian
+end mark      8 bytes
+"""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from dlrm_scale.data.count_runs import CountChunk, Run, packed_entries
+from dlrm_scale.data.durable import fsync_folder
+from dlrm_scale.errors import DatasetError
+
+__all__ = ["CountFile", "CountFileWriter", "RunOnDisk"]
+
+_FORMAT_VERSION = 1
+_END_MARK = b"dlrm-cnt"
+_ENTRY = np.dtype("<u8")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunOnDisk:
+    """Where a run stands.
+
+    Attributes:
+        column: 0 to 25.
+        first: number of its first entry in the file.
+        entries: how many.
+        occurrences: sum of their counts.
+    """
+
+    column: int
+    first: int
+    entries: int
+    occurrences: int
+
+
+class CountFileWriter:
+    """Appends runs; the file gets its name when it is complete.
+
+    Args:
+        path: the final name.
+
+    Raises:
+        DatasetError: the file can't be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._temporary = path.with_name(f"{path.name}.tmp")
+        self._runs: list[RunOnDisk] = []
+        self._entries = 0
+        self._error: DatasetError | None = None
+        try:
+            self._file = self._temporary.open("wb", buffering=0)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def append(self, column: int, chunks: Iterable[CountChunk]) -> None:
+        """Append a run.
+
+        Args:
+            column: 0 to 25.
+            chunks: its ids and counts in hash order; the sum of all counts is below 2^32.
+
+        Raises:
+            DatasetError: the file can't be written.
+        """
+        first, occurrences = self._entries, 0
+        for ids, counts in chunks:
+            occurrences += int(counts.sum())
+            self._write(packed_entries(ids, counts).data)
+            self._entries += len(ids)
+        assert occurrences < 2**32
+        if self._entries > first:
+            self._runs.append(
+                RunOnDisk(column=column, first=first, entries=self._entries - first, occurrences=occurrences)
+            )
+
+    def close(self) -> None:
+        """Complete the file, make it durable and give it its name.
+
+        Raises:
+            DatasetError: the file can't be written; nothing is left of it.
+        """
+        contents = json.dumps({"format_version": _FORMAT_VERSION, "runs": [asdict(run) for run in self._runs]}).encode()
+        self._write(memoryview(contents + len(contents).to_bytes(8, "little") + _END_MARK))
+        try:
+            os.fsync(self._file.fileno())
+            self._file.close()
+            os.replace(self._temporary, self.path)
+            fsync_folder(self.path.parent)
+        except OSError as error:
+            self.abort()
+            raise self._failed(error) from error
+
+    def abort(self) -> None:
+        """Remove what was written; does nothing after `close()`."""
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+    def _write(self, content: memoryview) -> None:
+        if self._error is not None:
+            # Another thread's; the file is closed.
+            raise self._error
+        left = content.cast("B")
+        try:
+            while len(left):
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            self.abort()
+            raise self._failed(error) from error
+
+    def _failed(self, error: OSError) -> DatasetError:
+        self._error = DatasetError(
+            f"{self._temporary} can't be written: {error}", remedy="free space or choose another folder"
+        )
+        return self._error
+
+
+class CountFile:
+    """A complete file, opened to read; a context manager that closes it.
+
+    Args:
+        path: what `CountFileWriter` was given.
+
+    Raises:
+        DatasetError: the file is absent, cut off or of another format.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = path.open("rb", buffering=0)
+        except OSError as error:
+            raise DatasetError(f"{path} can't be read: {error}", remedy="count the ids again") from error
+        try:
+            self.runs = self._contents()
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self._file.close()
+            raise DatasetError(f"{path} is damaged: {error!r}", remedy="remove it and count the ids again") from error
+
+    def of_column(self, column: int) -> Sequence[Run]:
+        """Return the runs of a column, 0 to 25; each holds until the file is closed."""
+        return [_FileRun(self, run) for run in self.runs if run.column == column]
+
+    def read(self, first: int, out: npt.NDArray[np.uint64]) -> None:
+        """Fill `out` with the entries from `first` on.
+
+        Raises:
+            DatasetError: the file can't be read or is shorter than it was.
+        """
+        left = out.data.cast("B")
+        position = first * _ENTRY.itemsize
+        try:
+            while len(left):
+                done = os.preadv(self._file.fileno(), [left], position)
+                if done == 0:
+                    raise OSError("it ends early")
+                left, position = left[done:], position + done
+        except OSError as error:
+            raise DatasetError(f"{self.path} can't be read: {error}", remedy="count the ids again") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> "CountFile":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _contents(self) -> tuple[RunOnDisk, ...]:
+        size = os.fstat(self._file.fileno()).st_size
+        tail = os.pread(self._file.fileno(), 16, max(0, size - 16))
+        if len(tail) < 16 or tail[8:] != _END_MARK:
+            raise ValueError("the end is absent")
+        length = int.from_bytes(tail[:8], "little")
+        contents = json.loads(os.pread(self._file.fileno(), length, size - 16 - length))
+        if contents["format_version"] != _FORMAT_VERSION:
+            raise ValueError(f"format version {contents['format_version']}, this dlrm-scale reads {_FORMAT_VERSION}")
+        runs = tuple(RunOnDisk(**run) for run in contents["runs"])
+        if size != _ENTRY.itemsize * sum(run.entries for run in runs) + length + 16:
+            raise ValueError(f"{size:,} bytes don't fit its contents")
+        return runs
+
+
+@dataclass(frozen=True, slots=True)
+class _FileRun:
+    file: CountFile
+    run: RunOnDisk
+
+    @property
+    def entries(self) -> int:
+        return self.run.entries
+
+    def read(self, start: int, out: npt.NDArray[np.uint64]) -> None:
+        self.file.read(self.run.first + start, out)
