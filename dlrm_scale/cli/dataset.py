@@ -1,6 +1,7 @@
 """`dlrm-scale dataset show | verify | export`: what a dataset holds, whether it is whole, and other formats of it."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -77,6 +78,10 @@ def export(
     ],
     out: Annotated[Path, typer.Option(help="New or empty folder for the files.", metavar="FOLDER")],
     split: Annotated[Split | None, typer.Option(help="Only the rows of this split.", show_default="all rows")] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="Files worked on at a time.", metavar="N", show_default="one a core, at most 8"),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace another export in FOLDER.")] = False,
     as_json: _AsJson = False,
 ) -> None:
@@ -97,6 +102,7 @@ def export(
             to=to.value,
             split=None if split is None else split.value,
             force=force,
+            jobs=min(8, len(os.sched_getaffinity(0))) if jobs is None else jobs,
             on_progress=advance,
         )
     seconds = time.monotonic() - start

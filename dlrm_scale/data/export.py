@@ -14,7 +14,9 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +26,7 @@ from dlrm_scale.data.dataset import Dataset
 from dlrm_scale.data.durable import fsync_file, fsync_folder
 from dlrm_scale.data.export_npy import check_rectangular, check_space, npy_bytes, write_npy
 from dlrm_scale.data.export_parquet import write_parquet
-from dlrm_scale.data.export_rows import exported_parts
+from dlrm_scale.data.export_rows import ExportedPart, exported_parts
 from dlrm_scale.errors import ConfigError, DatasetError
 
 __all__ = ["EXPORT_FILE", "VOCABULARIES_FOLDER", "ExportResult", "ExportTarget", "export_dataset"]
@@ -57,11 +59,12 @@ def export_dataset(
     to: ExportTarget,
     split: str | None = None,
     force: bool = False,
+    jobs: int = 1,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> ExportResult:
     """Write rows of a dataset in another format.
 
-    Memory doesn't grow with the dataset: it holds one row group or record batch.
+    Memory doesn't grow with the dataset: each job holds one row group or record batch, some 130 MB for Parquet.
 
     Args:
         dataset: what to export.
@@ -69,13 +72,16 @@ def export_dataset(
         to: `parquet` or `npy`.
         split: `train`, `validation` or `test`; None takes all rows.
         force: replace an earlier export of something else; never anything that isn't an export.
-        on_progress: called with rows done and rows in all.
+        jobs: parts that are worked on at a time; the files don't depend on it.
+        on_progress: called with rows done and rows in all, by one thread at a time.
 
     Raises:
-        ConfigError: the folder holds something else.
+        ConfigError: the folder holds something else, or there is no job.
         DatasetError: the dataset is damaged or has no such rows, a column doesn't fit .npy arrays, the disk is full or
             can't be written, or another process exports into the folder.
     """
+    if jobs < 1:
+        raise ConfigError(f"--jobs is {jobs}", remedy="give 1 or more")
     parts = exported_parts(dataset, split)
     rows = sum(part.rows for part in parts)
     if to == "npy":
@@ -86,28 +92,22 @@ def export_dataset(
     if earlier is not None and not force and _is_same(folder, earlier, facts):
         return ExportResult(content=earlier, up_to_date=True)
     _check_folder(folder, earlier, force=force)
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        if on_progress is not None:
-            on_progress(done, rows)
-
+    progress = _Progress(rows, on_progress)
     try:
         with _staged(folder) as staging:
             if to == "npy":
                 check_space(staging, npy_bytes(rows))
-            files = []
-            for part in parts:
+
+            def write(part: ExportedPart, staging: Path = staging) -> list[str]:
                 if to == "parquet":
-                    names = write_parquet(staging, dataset, part, facts, advance)
-                else:
-                    names = write_npy(staging, dataset, part, advance)
-                files += [
-                    {"file": name, "source": part.source, "rows": part.rows, "size_bytes": _size(staging / name)}
-                    for name in names
-                ]
+                    return write_parquet(staging, dataset, part, facts, progress.add)
+                return write_npy(staging, dataset, part, progress.add)
+
+            files = [
+                {"file": name, "source": part.source, "rows": part.rows, "size_bytes": _size(staging / name)}
+                for part, names in zip(parts, _write_parts(parts, write, jobs, progress), strict=True)
+                for name in names
+            ]
             vocabularies = _copy_vocabularies(dataset, staging)
             content = {**facts, "rows": rows, "files": files, "vocabularies": vocabularies}
             _write_synced(staging / EXPORT_FILE, json.dumps(content, indent=1) + "\n")
@@ -120,6 +120,54 @@ def export_dataset(
             remedy="free space or name another folder" if full else "check the folder's path and permissions",
         ) from error
     return ExportResult(content=content, up_to_date=False)
+
+
+class _Stopped(Exception):
+    """Another part has failed."""
+
+
+class _Progress:
+    """Rows done by all threads; also how they learn that they needn't go on."""
+
+    def __init__(self, rows: int, report: Callable[[int, int], None] | None) -> None:
+        self.stopped = False
+        self._rows, self._report = rows, report
+        self._done = 0
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        """Count rows that were just done."""
+        with self._lock:
+            if self.stopped:
+                raise _Stopped
+            self._done += count
+            if self._report is not None:
+                self._report(self._done, self._rows)
+
+
+def _write_parts(
+    parts: Sequence[ExportedPart], write: Callable[[ExportedPart], list[str]], jobs: int, progress: _Progress
+) -> list[list[str]]:
+    def stop_all_on_error(part: ExportedPart) -> list[str]:
+        try:
+            return write(part)
+        except BaseException:
+            progress.stopped = True
+            raise
+
+    with ThreadPoolExecutor(min(jobs, len(parts)), "export") as pool:
+        futures = [pool.submit(stop_all_on_error, part) for part in parts]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            # Without a failure all parts are done here.
+            progress.stopped = True
+            pool.shutdown(cancel_futures=True)
+        errors = [future.exception() for future in futures if not future.cancelled()]
+        for error in errors:
+            if error is not None and not isinstance(error, _Stopped):
+                raise error
+        return [future.result() for future in futures]
 
 
 def _facts(dataset: Dataset, to: ExportTarget, split: str | None) -> dict[str, Any]:

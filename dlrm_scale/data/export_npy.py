@@ -65,7 +65,8 @@ def write_npy(folder: Path, dataset: Dataset, part: ExportedPart, on_rows: Calla
         folder: exists; the files in it are new.
         dataset: what to read.
         part: which rows.
-        on_rows: called with the number of rows just read, in the first reading.
+        on_rows: called with the number of rows just read in the first reading, and with 0 before each column of the
+            second.
 
     Returns:
         The files' names.
@@ -100,7 +101,7 @@ def write_npy(folder: Path, dataset: Dataset, part: ExportedPart, on_rows: Calla
             file.close()
     if multi_hot:
         names.append(f"day_{part.index}_sparse_multi_hot.npz")
-        _write_npz(folder / names[-1], dataset, part, poolings)
+        _write_npz(folder / names[-1], dataset, part, poolings, on_rows)
     return names
 
 
@@ -141,11 +142,18 @@ def _check_bags(
             )
 
 
-def _write_npz(path: Path, dataset: Dataset, part: ExportedPart, poolings: npt.NDArray[np.int64]) -> None:
+def _write_npz(
+    path: Path,
+    dataset: Dataset,
+    part: ExportedPart,
+    poolings: npt.NDArray[np.int64],
+    on_rows: Callable[[int], None],
+) -> None:
     check_space(path.parent, npy_bytes(part.rows, poolings))
     with path.open("wb") as file:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
             for column, pooling in enumerate(poolings):
+                on_rows(0)
                 # MLPerf's reader maps members and expects headers with room for 64-bit sizes, as numpy.savez writes.
                 with archive.open(f"{column}.npy", "w", force_zip64=True) as member:
                     _write_header(member, "<i4", (part.rows, int(pooling)))

@@ -482,7 +482,7 @@ def test_progress_counts_every_row_once(tmp_path: Path) -> None:
         note = seen.append
         export_dataset(source, tmp_path / to, to=to, on_progress=lambda *rows, note=note: note(rows))
         assert seen[-1] == (18_000, 18_000)
-        assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+        assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
 def test_a_dataset_that_changes_during_the_export_is_named(tmp_path: Path) -> None:
@@ -496,6 +496,32 @@ def test_a_dataset_that_changes_during_the_export_is_named(tmp_path: Path) -> No
         with pytest.raises(DatasetError, match=r"part-00001.arrow was changed or replaced"):
             export_dataset(source, tmp_path / "out", to=to, on_progress=touch)
         assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("to", ["parquet", "npy"])
+def test_the_files_do_not_depend_on_the_jobs(tmp_path: Path, to: Any) -> None:
+    source = make_dataset(tmp_path / "dataset", [3_000] * 5)
+    content = export_dataset(source, tmp_path / "one", to=to).content
+    assert export_dataset(source, tmp_path / "four", to=to, jobs=4).content == content
+    for entry in content["files"]:
+        assert (tmp_path / "one" / entry["file"]).read_bytes() == (tmp_path / "four" / entry["file"]).read_bytes()
+
+
+def test_a_part_that_fails_stops_the_others(tmp_path: Path) -> None:
+    source = make_dataset(tmp_path / "dataset", [20_000] * 6)
+    seen = []
+
+    def fail_once(done: int, total: int) -> None:
+        seen.append(done)
+        raise ValueError("this part fails")
+
+    with pytest.raises(ValueError, match="this part fails"):
+        export_dataset(source, tmp_path / "out", to="npy", jobs=2, on_progress=fail_once)
+    # At most one more report for each thread, however many parts wait.
+    assert len(seen) <= 2
+    assert [path.name for path in tmp_path.iterdir()] == ["dataset"]
+    with pytest.raises(ConfigError, match="--jobs is 0"):
+        export_dataset(source, tmp_path / "out", to="npy", jobs=0)
 
 
 def test_threads_of_one_process_share_no_state(dataset: Dataset, tmp_path: Path) -> None:
