@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dlrm_scale.checkpoint import find_chain
 from dlrm_scale.config import Config
 from dlrm_scale.data.dataset import Dataset
 from dlrm_scale.models.tables import table_specs
@@ -96,6 +97,9 @@ def test_bags_train_like_plain_torch_and_resume_bit_for_bit(
     tables = read_tables(tmp_path / "straight", optimizer)
     assert losses(tmp_path / "run") == losses(tmp_path / "straight")
     assert same_tables(read_tables(tmp_path / "run", optimizer), tables)
+    chain = find_chain(tmp_path / "run" / "checkpoints")
+    assert chain is not None
+    assert len(chain.manifests) >= 5
 
     config = resolve_run("sample", [f"run.path={tmp_path}", f"data.path={dataset}", *SMALL_MODEL, *settings]).config
     rows = [[*a, *b] for a, b in zip(straight[0].rows_per_step, straight[1].rows_per_step, strict=True)]
