@@ -55,7 +55,7 @@ def show(dataset: _Folder, as_json: _AsJson = False) -> None:
 def verify(dataset: _Folder, as_json: _AsJson = False) -> None:
     """Read every byte, compare checksums and check the vocabularies; exits with 1 and names what is damaged."""
     from dlrm_scale.data.dataset import Dataset
-    from dlrm_scale.data.vocabulary import load_vocabularies
+    from dlrm_scale.data.vocabulary_file import load_vocabularies
 
     opened = Dataset.open(dataset)
     opened.verify()
@@ -171,7 +171,7 @@ def print_summary(path: Path, manifest: "DatasetManifest") -> None:
     # Columns that say something only about some datasets stand only where they do.
     headings = ["rows", "missing", "unique", "kept", "coverage", "held-out OOV", "hottest 1 %"]
     pooled = any(info.multi_hot for info in manifest.columns)
-    collided = any(info.statistics.get("collision_rate") is not None for info in manifest.columns)
+    collided = any(info.statistics.get("colliding_ids") is not None for info in manifest.columns)
     table = Table("column", *headings, *["ids a row"] * pooled, *["colliding ids"] * collided)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -190,9 +190,13 @@ def print_summary(path: Path, manifest: "DatasetManifest") -> None:
         if pooled:
             cells.append(_pooling(facts.get("pooling")) if info.multi_hot else "1")
         if collided:
-            cells.append(f"{_number(facts.get('colliding_ids'))} ({_percent(facts.get('collision_rate'))})")
+            cells.append(_collisions(facts.get("colliding_ids"), facts.get("collision_rate")))
         table.add_row(*cells)
     console.print(table)
+
+
+def _collisions(ids: int | None, rate: float | None) -> str:
+    return _number(ids) if ids is None else f"{_number(ids)} ({_percent(rate)})"
 
 
 def _pooling(pooling: float | None) -> str:

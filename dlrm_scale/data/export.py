@@ -27,6 +27,7 @@ from dlrm_scale.data.durable import fsync_file, fsync_folder
 from dlrm_scale.data.export_npy import check_rectangular, check_space, npy_bytes, write_npy
 from dlrm_scale.data.export_parquet import write_parquet
 from dlrm_scale.data.export_rows import ExportedPart, exported_parts
+from dlrm_scale.data.vocabulary_file import vocabulary_file
 from dlrm_scale.errors import ConfigError, DatasetError
 
 __all__ = ["EXPORT_FILE", "VOCABULARIES_FOLDER", "ExportResult", "ExportTarget", "export_dataset"]
@@ -283,7 +284,7 @@ def _copy_vocabularies(dataset: Dataset, folder: Path) -> list[str]:
     target = folder / VOCABULARIES_FOLDER
     names = []
     for column in dataset.manifest.columns:
-        source = dataset.path / f"vocabulary-{column.name}.parquet"
+        source = dataset.path / vocabulary_file(column.name)
         if not source.exists():
             if column.method == "frequency":
                 raise DatasetError(

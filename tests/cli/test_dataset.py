@@ -96,7 +96,7 @@ def test_show_has_a_column_for_bags_and_collisions_only_where_there_are_any(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     plain = make_dataset(tmp_path / "plain", 100)
-    _with_statistics(plain, C1={"pooling": 1.0})
+    _with_statistics(plain, C1={"pooling": 1.0, "colliding_ids": None, "collision_rate": 0.0})
     assert run_command("dataset", "show", plain.path) == 0
     shown = capsys.readouterr().out
     assert "ids a row" not in shown
@@ -106,6 +106,7 @@ def test_show_has_a_column_for_bags_and_collisions_only_where_there_are_any(
         bags,
         C3={"pooling": 4.46, "colliding_ids": 1234, "collision_rate": 0.0625},
         C5={"colliding_ids": 7, "collision_rate": 0.5},
+        C6={"colliding_ids": None, "collision_rate": 0.0},
     )
     assert run_command("dataset", "show", bags.path) == 0
     lines = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if " C" in line}
@@ -113,4 +114,5 @@ def test_show_has_a_column_for_bags_and_collisions_only_where_there_are_any(
     assert "1,234 (6.2 %)" in lines["C3"]
     assert lines["C5"].split("│")[-3].strip() == "1"
     assert "7 (50.0 %)" in lines["C5"]
+    assert lines["C6"].split("│")[-2].strip() == "–"  # noqa: RUF001
     assert lines["C4"].split("│")[-3].strip() == "–"  # noqa: RUF001
