@@ -169,7 +169,7 @@ def test_ids_whose_hashes_crowd_are_merged_like_others() -> None:
     candidates = np.arange(4_000_000, dtype=np.uint32)
     hashes = id_hashes(candidates)
     crowd = candidates[(hashes >> np.uint64(55)) == 123]
-    ids = np.concatenate([crowd, candidates[:100]])
+    ids = np.union1d(crowd, candidates[:100])
     assert len(crowd) > 7_000
     random = np.random.default_rng(0)
     runs = [_run(random.permutation(ids)[: len(ids) - 50], np.full(len(ids) - 50, 3)) for _ in range(20)]
