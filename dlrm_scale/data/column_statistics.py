@@ -229,7 +229,7 @@ def category_statistics(total: FileStatistics, vocabulary: Vocabulary, facts: Id
         "rows_looked_up": lookups.at_least(1),
         "coverage": _rate(present[0] - unknown[0], present[0]),
         "colliding_ids": facts.colliding_ids,
-        "collision_rate": _rate(facts.colliding_ids or 0, facts.unique_ids or 0),
+        "collision_rate": None if facts.colliding_ids is None else _rate(facts.colliding_ids, facts.unique_ids or 0),
         "held_out_missing_rate": _rate(missing[1], total.rows[1]),
         "held_out_out_of_vocabulary_rate": _rate(unknown[1], present[1]),
         "hot_row_curve": hot_row_curve(lookups, vocabulary.table_rows),

@@ -12,7 +12,7 @@ of `id_hash`.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -210,7 +210,12 @@ def predicted_memory_bytes(kept_ids: int) -> int:
 
 
 def frequency_vocabulary(
-    column: str, counts: Iterable[CountChunk], *, threshold: int, max_rows: int | None = None
+    column: str,
+    counts: Iterable[CountChunk],
+    *,
+    threshold: int,
+    max_rows: int | None = None,
+    on_counted: Callable[[int, int], None] | None = None,
 ) -> Vocabulary:
     """Give a row to each id that is frequent enough.
 
@@ -221,6 +226,7 @@ def frequency_vocabulary(
         threshold: ids that occur less often share row 1.
         max_rows: rows of the table at most; the most frequent ids are kept, of equally frequent ones those that come
             first in hash order.
+        on_counted: called with the number of distinct ids and of kept ones, before memory is taken for these.
     """
     histogram = CountHistogram()
     for _, occurrences in counts:
@@ -230,6 +236,8 @@ def frequency_vocabulary(
     if max_rows is not None and kept > max_rows - FIRST_ID_ROW:
         kept = max_rows - FIRST_ID_ROW
         cut, at_cut = histogram.cut_off(kept)
+    if on_counted is not None:
+        on_counted(histogram.total, kept)
     ids = np.empty(kept, np.uint32)
     filled = 0
     for some, occurrences in counts:
@@ -309,12 +317,3 @@ def mapping_fingerprint(vocabularies: Sequence[Vocabulary]) -> str:
         digest.update(about.encode() + b"\n")
         digest.update(vocabulary.ids.astype("<u4", copy=False).data)
     return digest.hexdigest()
-
-
-def __getattr__(name: str) -> Any:
-    # For modules that still import these from here.
-    if name in ("load_vocabularies", "load_vocabulary", "save_vocabulary", "vocabulary_file"):
-        from dlrm_scale.data import vocabulary_file as module
-
-        return getattr(module, name)
-    raise AttributeError(name)
