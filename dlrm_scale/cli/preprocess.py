@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["VocabularyMethod", "preprocess"]
+__all__ = ["Delimiter", "VocabularyMethod", "preprocess"]
 
 
 class VocabularyMethod(StrEnum):
@@ -18,27 +18,47 @@ class VocabularyMethod(StrEnum):
     FREQUENCY = "frequency"
     HASH = "hash"
     MODULO = "modulo"
+    GIVEN = "given"
+
+
+class Delimiter(StrEnum):
+    """What stands between the fields of a row."""
+
+    TAB = "tab"
+    COMMA = "comma"
 
 
 def preprocess(
     inputs: Annotated[
         list[Path],
-        typer.Argument(help="Raw files (plain, gzip or zstd), or folders of day_N files.", metavar="INPUT"),
+        typer.Argument(
+            help="Text (plain, gzip or zstd), .npy trios as day_0_{dense,sparse,labels}.npy, or Parquet; or folders of "
+            "such files. - is standard input.",
+            metavar="INPUT",
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder of the dataset.")],
     vocabulary: Annotated[
         VocabularyMethod | None,
-        typer.Option(help="frequency (default): a row for each frequent id; hash, modulo: a fixed number of rows."),
+        typer.Option(
+            help="frequency (default): a row for each frequent id; hash, modulo: a fixed number of rows; given "
+            "(default for .npy): ids are table rows already."
+        ),
     ] = None,
     threshold: Annotated[
         int | None,
         typer.Option(help="frequency: occurrences in training rows that an id needs for its own row (default 2)."),
     ] = None,
     max_rows_per_table: Annotated[
-        int | None, typer.Option(help="Rows of a table, at most (frequency) or exactly (hash, modulo).", metavar="N")
+        int | None, typer.Option(help="Rows of a table, at most (frequency) or exactly (others).", metavar="N")
     ] = None,
     vocabulary_from: Annotated[
-        Path | None, typer.Option(help="Map ids as this dataset does, for evaluation or new days.", metavar="DATASET")
+        Path | None,
+        typer.Option(
+            help="Map ids as this dataset does, for evaluation or new days. The same folder as --out: add the new "
+            "days to it.",
+            metavar="DATASET",
+        ),
     ] = None,
     validation: Annotated[
         str | None,
@@ -55,7 +75,37 @@ def preprocess(
         int, typer.Option(help="Bad rows that are left out, into rejected.tsv, before it is an error.", metavar="N")
     ] = 0,
     jobs: Annotated[
-        int | None, typer.Option(help="Files worked on at a time. Default: one a core.", metavar="N")
+        int | None,
+        typer.Option(help="Threads at a time, over files and within them. Default: one a core.", metavar="N"),
+    ] = None,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(help="What the process may use, as in 1GiB; counts beyond it go to disk.", metavar="SIZE"),
+    ] = None,
+    delimiter: Annotated[Delimiter, typer.Option(help="Text: what stands between fields.")] = Delimiter.TAB,
+    header: Annotated[bool, typer.Option("--header", help="Text: the first line of each file names columns.")] = False,
+    id_column: Annotated[
+        bool, typer.Option("--id-column", help="Text: rows begin with an id of their own, which is left out.")
+    ] = False,
+    unlabeled: Annotated[
+        bool, typer.Option("--unlabeled", help="Text: rows have no label; they become the test split.")
+    ] = False,
+    decimal_ids: Annotated[
+        bool, typer.Option("--decimal-ids", help="Text: category ids are decimal numbers, not hexadecimal.")
+    ] = False,
+    multi_hot: Annotated[
+        str | None,
+        typer.Option(
+            help="Text: columns whose fields may hold several ids joined by commas, as in C3,C20, or all.",
+            metavar="COLUMNS",
+        ),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Parquet: which column of the file is one of ours, as in label=clicked or C1=user_id. Repeatable.",
+            metavar="NAME=SOURCE",
+        ),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace a dataset that was made from something else.")
@@ -68,8 +118,10 @@ def preprocess(
     """
     from dlrm_scale.cli.dataset import print_summary, summary_json
     from dlrm_scale.cli.preprocess_progress import PassBars
-    from dlrm_scale.data.preprocess import PreprocessOptions
     from dlrm_scale.data.preprocess import preprocess as run
+    from dlrm_scale.data.preprocess_options import PreprocessOptions
+    from dlrm_scale.data.text_layout import TextLayout
+    from dlrm_scale.units import parse_bytes
 
     options = PreprocessOptions(
         vocabulary=vocabulary.value if vocabulary is not None else None,
@@ -77,9 +129,19 @@ def preprocess(
         max_rows_per_table=max_rows_per_table,
         vocabulary_from=vocabulary_from,
         validation=validation,
-        pad_short_rows=pad_short_rows,
+        layout=TextLayout(
+            delimiter=delimiter.value,
+            header=header,
+            id_column=id_column,
+            labeled=not unlabeled,
+            decimal_ids=decimal_ids,
+            multi_hot=_columns(multi_hot),
+            pad_short_rows=pad_short_rows,
+        ),
+        columns=_mapping(column or []),
         max_bad_rows=max_bad_rows,
         jobs=jobs if jobs is not None else len(os.sched_getaffinity(0)),
+        memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
         force=force,
     )
     with PassBars() as bars:
@@ -99,3 +161,30 @@ def preprocess(
         if result.up_to_date
         else f"{out}: {rows:,} rows in {result.seconds:.1f} s ({rows / result.seconds:,.0f} rows/s)"
     )
+
+
+def _columns(text: str | None) -> tuple[str, ...]:
+    """Return the columns that an option names, in the order of the columns; unknown names last."""
+    from dlrm_scale.schema import CATEGORY_COLUMNS
+
+    if text is None:
+        return ()
+    if text.strip().lower() == "all":
+        return CATEGORY_COLUMNS
+    named = {name.strip() for name in text.split(",") if name.strip()}
+    return (*(name for name in CATEGORY_COLUMNS if name in named), *sorted(named - {*CATEGORY_COLUMNS}))
+
+
+def _mapping(texts: list[str]) -> dict[str, str]:
+    from dlrm_scale.errors import ConfigError
+
+    result: dict[str, str] = {}
+    for text in texts:
+        name, equals, source = text.partition("=")
+        if not (name and equals and source) or name in result:
+            raise ConfigError(
+                f"--column {text!r}" + (f" names {name} again" if name in result else " is no NAME=SOURCE"),
+                remedy="write it as --column C1=user_id, once for each column",
+            )
+        result[name] = source
+    return result

@@ -5,20 +5,23 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from dlrm_scale.data.text_layout import CRITEO_LAYOUT, TextLayout
 from dlrm_scale.errors import DataError
 from dlrm_scale.schema import CATEGORY_COLUMNS, INTEGER_COLUMNS, LABEL_COLUMN, RAW_COLUMNS
 
-__all__ = ["REJECTED_HEADER", "BadRow", "BadRowLimit", "describe_bad_row", "rejected_line"]
+__all__ = ["ID_COLUMN", "REJECTED_HEADER", "BadRow", "BadRowLimit", "describe_bad_row", "rejected_line"]
 
 REJECTED_HEADER = "file\tline\tcolumn\texpected\tfound\trow\n"
 """First line of `rejected.tsv`; the row is the last field, its bytes escaped as in a Python literal."""
 
-_FIELDS = len(RAW_COLUMNS)
 _FOUND_BYTES_MAX = 40
 _KEPT_ROW_BYTES_MAX = 2048
 _EXAMPLES = 5
 _PUT_ASIDE = "correct the row, or let --max-bad-rows N put up to N rows into rejected.tsv"
+ID_COLUMN = -2
+"""Column of `describe_bad_row` for the row's id."""
 _INTEGER = re.compile(rb"-?[0-9]{1,10}")
 
 
@@ -33,6 +36,8 @@ class BadRow:
         expected: the rule.
         found: what stands there.
         row: the row's first bytes.
+        short: fields are absent at its end.
+        unit: what the number counts: lines of text, or rows of other formats.
     """
 
     path: Path
@@ -41,10 +46,13 @@ class BadRow:
     expected: str
     found: str
     row: bytes
+    short: bool = False
+    unit: Literal["line", "row"] = "line"
 
     def __str__(self) -> str:
         """One sentence: file, line, column, expected and found."""
-        return f"{self.path}, line {self.line:,}, column {self.column}: expected {self.expected}, found {self.found}"
+        where = f"{self.path}, {self.unit} {self.line:,}, column {self.column}"
+        return f"{where}: expected {self.expected}, found {self.found}"
 
 
 def _quoted(text: bytes) -> str:
@@ -55,7 +63,14 @@ def _quoted(text: bytes) -> str:
 
 
 def describe_bad_row(
-    path: Path, line: int, row: bytes, column: int, *, padding: bool, unterminated: bool = False
+    path: Path,
+    line: int,
+    row: bytes,
+    column: int,
+    layout: TextLayout = CRITEO_LAYOUT,
+    *,
+    padding: bool,
+    unterminated: bool = False,
 ) -> BadRow:
     """Say what is wrong with a row that the parser refused.
 
@@ -65,27 +80,34 @@ def describe_bad_row(
         path: the file.
         line: its line number, from 1.
         row: the row without its line feed.
-        column: index in `RAW_COLUMNS` of the field where the parser stopped.
+        column: index in `RAW_COLUMNS` of the field where the parser stopped; -2 for the row's id.
+        layout: what the fields are.
         padding: whether short rows are padded.
         unterminated: the row is a last line without a line feed.
     """
     ended_by_crlf = row.endswith(b"\r")
-    fields = (row[:-1] if ended_by_crlf else row).split(b"\t")
+    fields = (row[:-1] if ended_by_crlf else row).split(layout.separator)
     kept = row[:_KEPT_ROW_BYTES_MAX]
     cut = "; the line has no line feed, so the file may be cut off here" if unterminated else ""
+    index = 0 if column == ID_COLUMN else layout.field_index(column)
     if len(fields) == 1 and not fields[0]:
-        return BadRow(path=path, line=line, column="row", expected=f"{_FIELDS} fields", found="a blank line", row=kept)
-    if len(fields) > _FIELDS or (len(fields) < _FIELDS and not (padding and column < len(fields))):
+        expected = f"{layout.fields} fields"
+        return BadRow(path=path, line=line, column="row", expected=expected, found="a blank line", row=kept)
+    if len(fields) > layout.fields or (len(fields) < layout.fields and not (padding and index < len(fields))):
         return BadRow(
             path=path,
             line=line,
             column="row",
-            expected=f"{_FIELDS} tab-separated fields",
+            expected=f"{layout.fields} {layout.separator_name} fields",
             found=f"{len(fields)} (starting {_quoted(row)}){cut}",
             row=kept,
+            short=len(fields) < layout.fields,
         )
-    name, field = RAW_COLUMNS[column], fields[column] if column < len(fields) else b""
-    if name == LABEL_COLUMN:
+    name = "id" if column == ID_COLUMN else RAW_COLUMNS[column]
+    field = fields[index] if index < len(fields) else b""
+    if column == ID_COLUMN:
+        expected = "an id of the row without quotes"
+    elif name == LABEL_COLUMN:
         expected = "0 or 1"
     elif name in INTEGER_COLUMNS:
         expected = "an integer or nothing"
@@ -93,7 +115,10 @@ def describe_bad_row(
             expected = "an integer that fits 32 bits (-2147483648 to 2147483647) or nothing"
     else:
         assert name in CATEGORY_COLUMNS
-        expected = "8 hexadecimal digits or nothing"
+        expected = "a decimal id from 0 to 4294967295" if layout.decimal_ids else "8 hexadecimal digits"
+        if name in layout.multi_hot:
+            expected += ", several joined by commas,"
+        expected += " or nothing"
     return BadRow(path=path, line=line, column=name, expected=expected, found=_quoted(field) + cut, row=kept)
 
 
@@ -161,7 +186,7 @@ class BadRowLimit:
 
 
 def _remedy(bad: BadRow) -> str:
-    if bad.column == "row" and bad.row.count(b"\t") < _FIELDS - 1 and bad.row.strip():
+    if bad.short:
         return (
             "correct the row; or, if an editor stripped the tabs at the ends of rows, --pad-short-rows reads the "
             "fields that are gone as missing; or let --max-bad-rows N put up to N rows into rejected.tsv"

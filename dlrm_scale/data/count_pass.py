@@ -1,20 +1,42 @@
 """The passes before rows are written: how many lines there are, and which ids a vocabulary keeps."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from dlrm_scale.data.bad_rows import BadRow, BadRowLimit
 from dlrm_scale.data.compressed import open_bytes
-from dlrm_scale.data.id_counts import IdCounter
+from dlrm_scale.data.id_counts import FileIdCounts
 from dlrm_scale.data.inputs import InputFile
-from dlrm_scale.data.passes import PassProgress, run_over_files
-from dlrm_scale.data.tsv import FIRST_CATEGORY_BIT, count_lines, read_blocks
+from dlrm_scale.data.line_blocks import count_lines
+from dlrm_scale.data.merged_counts import MergedCounts
+from dlrm_scale.data.passes import PassProgress, Workers
+from dlrm_scale.data.raw_block import RawBlock
+from dlrm_scale.data.row_sources import ReadOptions, open_rows
+from dlrm_scale.data.staging import Staging
 from dlrm_scale.schema import CATEGORY_COLUMNS
 
-__all__ = ["count_ids", "count_lines_of_files"]
+__all__ = ["count_block", "count_ids", "count_lines_of_files", "counts_file", "merged_counts"]
+
+
+def counts_file(index: int) -> str:
+    """Name, in the staging folder, of the id counts of an input file."""
+    return f"counts-{index:05d}.bin"
+
+
+def merged_counts(files: int, staging: Staging, memory_bytes: int) -> list[MergedCounts]:
+    """Return the counts of each column over all input files.
+
+    Args:
+        files: how many there are.
+        staging: where their counts are.
+        memory_bytes: for merging those of one column.
+    """
+    paths = [staging.where(counts_file(index)) for index in range(files)]
+    return [MergedCounts(paths, column, memory_bytes=memory_bytes) for column in range(len(CATEGORY_COLUMNS))]
 
 
 def count_lines_of_files(files: Sequence[InputFile], *, jobs: int, progress: PassProgress) -> list[int]:
-    """Count the lines of each file.
+    """Count the lines of each text file.
 
     Raises:
         DataError: a file is cut off or damaged.
@@ -24,54 +46,84 @@ def count_lines_of_files(files: Sequence[InputFile], *, jobs: int, progress: Pas
         with open_bytes(files[index].path) as source:
             return count_lines(source, on_read=lambda: progress.tick(index, source.position_bytes))
 
-    return run_over_files(work, len(files), jobs=jobs, progress=progress)
+    with Workers(jobs, len(files)) as workers:
+        return workers.over_files(work, progress)
+
+
+def count_block(counts: FileIdCounts, block: RawBlock, rows: int) -> None:
+    """Count the ids of a block's first rows."""
+    if rows == 0:
+        return
+    for column in range(len(CATEGORY_COLUMNS)):
+        bags = block.bags.get(column)
+        if bags is not None:
+            counts.add_ids(column, bags.values[: bags.offsets[rows]])
+        else:
+            counts.add(column, block.categories[column, :rows], block.missing[:rows])
 
 
 def count_ids(
     files: Sequence[InputFile],
     training_lines: Sequence[int | None],
+    staging: Staging,
+    options: ReadOptions,
     *,
-    pad_short_rows: bool,
-    max_bad_rows: int,
     jobs: int,
+    memory_bytes: int,
     progress: PassProgress,
-) -> list[IdCounter]:
-    """Count the ids of training rows, one counter a category column.
+) -> None:
+    """Count the ids of training rows of every file that isn't counted yet, into a file of counts for each.
 
     All rows are parsed, the held-out ones too, so that a bad row is found before anything is written.
 
     Args:
         files: the input.
         training_lines: lines at the start of each file that train; None for all.
-        pad_short_rows: see `read_blocks`.
-        max_bad_rows: bad rows that are left out before it is an error.
+        staging: where the counts go.
+        options: how rows are read.
         jobs: threads.
-        progress: told after each block.
+        memory_bytes: memory for the counts of a file.
+        progress: told after each piece.
 
     Raises:
         DataError: a file is cut off or damaged, or has too many bad rows.
+        DatasetError: counts can't be written.
     """
-    counters = [IdCounter() for _ in CATEGORY_COLUMNS]
-    limit = BadRowLimit(max_bad_rows)
+    limit = BadRowLimit(options.max_bad_rows)
 
-    def work(index: int) -> None:
-        bad_rows = 0
+    def count_file(index: int, workers: Workers) -> None:
+        name = counts_file(index)
+        note = staging.finished(name)
+        if note is not None and staging.holds(name):
+            limit.add_earlier(files[index].path, note["bad_rows"])
+            progress.tick(index, files[index].size_bytes, rows=note["rows"], bad_rows=note["bad_rows"])
+            return
+        done = {"rows": 0, "bad_rows": 0}
+        counts = FileIdCounts(staging.path / name, memory_bytes=memory_bytes)
+        try:
+            with open_rows(files[index], options) as source:
 
-        def on_bad_row(bad: BadRow) -> None:
-            nonlocal bad_rows
-            bad_rows += 1
-            limit.add(bad)
+                def work(piece: Any) -> tuple[int, Sequence[BadRow]]:
+                    block = source.parse(piece)
+                    count_block(counts, block, block.training_rows(training_lines[index]))
+                    return block.rows, block.bad_rows
 
-        with open_bytes(files[index].path) as source:
-            for block in read_blocks(source, on_bad_row=on_bad_row, pad_short_rows=pad_short_rows):
-                n = block.training_rows(training_lines[index])
-                # Threads begin at different columns, so that they seldom wait for one another's counters.
-                for step in range(len(counters) if n else 0):
-                    column = (step + index) % len(counters)
-                    counters[column].add(block.categories[column, :n], block.missing[:n], FIRST_CATEGORY_BIT + column)
-                progress.tick(index, source.position_bytes, rows=block.rows, bad_rows=bad_rows)
-                bad_rows = 0
-            progress.tick(index, source.position_bytes, bad_rows=bad_rows)
+                def consume(result: tuple[int, Sequence[BadRow]]) -> None:
+                    rows, bad_rows = result
+                    for bad in bad_rows:
+                        limit.add(bad)
+                    done["rows"] += rows
+                    done["bad_rows"] += len(bad_rows)
+                    progress.tick(index, source.position_bytes, rows=rows, bad_rows=len(bad_rows))
 
-    run_over_files(work, len(files), jobs=jobs, progress=progress)
-    return counters
+                workers.over_pieces(source.pieces(), work, consume)
+                progress.tick(index, files[index].size_bytes)
+            files[index].check_unchanged()
+            counts.close()
+        except BaseException:
+            counts.abort()
+            raise
+        staging.finish(name, done)
+
+    with Workers(jobs, len(files)) as workers:
+        workers.over_files(lambda index: count_file(index, workers), progress)

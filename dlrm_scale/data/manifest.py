@@ -21,6 +21,7 @@ __all__ = [
     "DatasetManifest",
     "Part",
     "RowRange",
+    "fingerprint_of",
     "read_manifest",
     "write_manifest",
 ]
@@ -114,7 +115,7 @@ def write_manifest(folder: Path, manifest: DatasetManifest) -> DatasetManifest:
     """
     file = folder / MANIFEST_FILE
     _check(manifest, file)
-    manifest = replace(manifest, fingerprint=_fingerprint(manifest))
+    manifest = replace(manifest, fingerprint=fingerprint_of(manifest))
     temporary = folder / f"{MANIFEST_FILE}.tmp"
     try:
         with temporary.open("w", encoding="utf-8") as out:
@@ -163,7 +164,7 @@ def read_manifest(folder: Path) -> DatasetManifest:
     except (KeyError, TypeError, AttributeError) as error:
         raise DatasetError(f"{file} is damaged: {error!r}", remedy=_PREPROCESS_AGAIN) from error
     _check(manifest, file)
-    if manifest.fingerprint != _fingerprint(manifest):
+    if manifest.fingerprint != fingerprint_of(manifest):
         raise DatasetError(f"{file} was changed: its fingerprint doesn't match its content", remedy=_PREPROCESS_AGAIN)
     return manifest
 
@@ -176,7 +177,8 @@ def _from_json(raw: Mapping[str, Any]) -> DatasetManifest:
     return DatasetManifest(**known)
 
 
-def _fingerprint(manifest: DatasetManifest) -> str:
+def fingerprint_of(manifest: DatasetManifest) -> str:
+    """Return the hash of a manifest's content, whatever fingerprint it carries."""
     content = asdict(manifest)
     del content["fingerprint"]
     try:

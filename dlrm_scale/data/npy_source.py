@@ -280,6 +280,7 @@ class NpySource:
             expected=expected,
             found=found,
             row="\t".join(shown).encode()[:2048],
+            unit="row",
         )
 
 

@@ -293,6 +293,7 @@ class ParquetSource:
             expected=expected,
             found=found[:_FOUND_CHARACTERS_MAX] + ("…" if len(found) > _FOUND_CHARACTERS_MAX else ""),
             row="\t".join(fields).encode()[:_KEPT_ROW_BYTES_MAX],
+            unit="row",
         )
 
 

@@ -1,19 +1,39 @@
-"""Runs one piece of work for each input file, several at a time, with progress and one first error.
+"""Runs a pass over the input: several files at a time, and within each file several pieces at a time.
 
-Threads suffice: the parser, the vocabularies, decompression and writing all release the GIL.
+    file 0   read ─ piece ─ piece ─ piece …      one thread reads a file in order, …
+                      │       │       │
+             parse, map   parse, map   …         … any worker takes the next piece, of whichever file, …
+                      │       │       │
+             consume ─┴───────┴───────┴─ …       … and the reading thread consumes the results in order.
+
+Threads suffice: the parser, the vocabularies, decompression and writing all release the GIL. At most `jobs` of them
+compute at a time; pieces in flight are bounded, and with them memory.
 """
 
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dlrm_scale.data.inputs import InputFile
 
-__all__ = ["OnProgress", "PassProgress", "ProgressReport", "run_over_files"]
+__all__ = ["OnProgress", "PassProgress", "ProgressReport", "Workers", "files_at_a_time", "pieces_in_flight"]
 
+P = TypeVar("P")
 T = TypeVar("T")
+_END = object()
+
+
+def files_at_a_time(jobs: int, files: int) -> int:
+    """How many files are read at a time: reading and decompressing one keeps about two workers busy."""
+    return min(files, -(-jobs // 2))
+
+
+def pieces_in_flight(jobs: int, files: int) -> int:
+    """How many pieces are in memory at most: one in each worker, one waiting for it, one being read in each file."""
+    return 2 * jobs + files_at_a_time(jobs, files)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +74,7 @@ class PassProgress:
         step: its number, from 1.
         steps: number of passes.
         files: all input files.
-        on_progress: called after each block, from the threads, one at a time; None: nobody is told.
+        on_progress: called after each piece, from the threads, one at a time; None: nobody is told.
     """
 
     def __init__(
@@ -96,17 +116,38 @@ class PassProgress:
         self._stop.set()
 
 
-def run_over_files(work: Callable[[int], T], files: int, *, jobs: int, progress: PassProgress) -> list[T]:
-    """Call `work(i)` for each file in up to `jobs` threads.
+class Workers:
+    """Threads for one pass; a context manager.
 
-    Returns:
-        The results in file order.
-
-    Raises:
-        Exception: the error of the first file, in order, that failed by itself; the others are stopped.
+    Args:
+        jobs: threads that compute at a time.
+        files: input files.
     """
-    with ThreadPoolExecutor(max_workers=jobs, thread_name_prefix="preprocess") as pool:
-        futures = [pool.submit(work, i) for i in range(files)]
+
+    def __init__(self, jobs: int, files: int) -> None:
+        self._files = files
+        self._pool = ThreadPoolExecutor(jobs, thread_name_prefix="preprocess")
+        self._readers = ThreadPoolExecutor(files_at_a_time(jobs, files), thread_name_prefix="preprocess-file")
+        self._computing = threading.Semaphore(jobs)
+        self._room = threading.Semaphore(pieces_in_flight(jobs, files))
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._readers.shutdown()
+        self._pool.shutdown()
+
+    def over_files(self, work: Callable[[int], T], progress: PassProgress) -> list[T]:
+        """Call `work(i)` for each file, several at a time.
+
+        Returns:
+            The results in file order.
+
+        Raises:
+            Exception: the error of the first file, in order, that failed by itself; the others are stopped.
+        """
+        futures = [self._readers.submit(work, i) for i in range(self._files)]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:
@@ -114,8 +155,53 @@ def run_over_files(work: Callable[[int], T], files: int, *, jobs: int, progress:
             progress.stop()
             for future in futures:
                 future.cancel()
-    errors = [future.exception() for future in futures if not future.cancelled()]
-    for error in errors:
-        if error is not None and not isinstance(error, _StoppedError):
-            raise error
-    return [future.result() for future in futures]
+        errors = [future.exception() for future in futures if not future.cancelled()]
+        for error in errors:
+            if error is not None and not isinstance(error, _StoppedError):
+                raise error
+        return [future.result() for future in futures]
+
+    def over_pieces(self, pieces: Iterable[P], work: Callable[[P], T], consume: Callable[[T], None]) -> None:
+        """Read pieces in order, work on them in parallel, consume the results in order; from `work` of `over_files`.
+
+        Args:
+            pieces: of one file; iterated in this thread.
+            work: any thread.
+            consume: this thread.
+
+        Raises:
+            Exception: the first error in the order of the file.
+        """
+        pending: deque[Future[T]] = deque()
+        iterator = iter(pieces)
+        try:
+            while True:
+                with self._computing:
+                    piece: Any = next(iterator, _END)
+                if piece is _END:
+                    break
+                # A thread never waits for room while its own results could make some.
+                while not self._room.acquire(blocking=not pending):
+                    self._consume_first(pending, consume)
+                pending.append(self._pool.submit(self._compute, work, piece))
+                while pending and pending[0].done():
+                    self._consume_first(pending, consume)
+            while pending:
+                self._consume_first(pending, consume)
+        finally:
+            for future in pending:
+                future.cancel()
+            wait(pending)
+            if pending:
+                self._room.release(len(pending))
+
+    def _compute(self, work: Callable[[P], T], piece: P) -> T:
+        with self._computing:
+            return work(piece)
+
+    def _consume_first(self, pending: deque[Future[T]], consume: Callable[[T], None]) -> None:
+        result = pending[0].result()
+        with self._computing:
+            consume(result)
+        pending.popleft()
+        self._room.release()

@@ -3,6 +3,7 @@
     last-file   the last file validates; of exactly 24 files (the 1TB set) its first half validates, the second tests
     FRACTION    the last FRACTION of all lines validates
     none        every row trains
+    unlabeled   rows without labels: all of them are the test split, to be scored by a trained model
 
 The cut of FRACTION is made in lines, which can be counted before rows are parsed. Lines and rows differ by the bad
 rows alone. Later rows always validate earlier ones, as in production, and no row is in two splits.
@@ -31,19 +32,30 @@ class SplitRule:
         fraction: part of the lines that validates; 0 unless kind is fraction.
     """
 
-    kind: Literal["last-file", "fraction", "none"]
+    kind: Literal["last-file", "fraction", "none", "unlabeled"]
     fraction: Fraction = Fraction(0)
 
     def __str__(self) -> str:
         return str(self.fraction) if self.kind == "fraction" else self.kind
 
 
-def parse_split_rule(text: str | None, *, files: int) -> SplitRule:
+def parse_split_rule(text: str | None, *, files: int, labeled: bool = True) -> SplitRule:
     """Read `--validation`; None means last-file for several files and 1/7 (a day of Kaggle's seven) for one.
+
+    Args:
+        text: the option.
+        files: files of the whole dataset.
+        labeled: whether rows have labels; without them there is nothing to choose.
 
     Raises:
         ConfigError: the text is no rule, or asks for a last file where there is one file.
     """
+    if not labeled:
+        if text is not None:
+            raise ConfigError(
+                "--validation has no meaning with --unlabeled: all rows are the test split", remedy="leave it out"
+            )
+        return SplitRule(kind="unlabeled")
     if text is None:
         return SplitRule(kind="last-file") if files > 1 else SplitRule(kind="fraction", fraction=_ONE_FILE_FRACTION)
     if text == "none":
@@ -98,4 +110,6 @@ def row_ranges(rule: SplitRule, rows: Sequence[int], training_rows: Sequence[int
     def ranges(start: int, end: int) -> tuple[RowRange, ...]:
         return (RowRange(start=start, end=end),) if start < end else ()
 
+    if rule.kind == "unlabeled":
+        middle = train
     return {"train": ranges(0, train), "validation": ranges(train, middle), "test": ranges(middle, total)}

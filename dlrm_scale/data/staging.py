@@ -2,6 +2,7 @@
 
 DIR/.building/request.json        what is being built; another request throws the folder away
 DIR/.building/part-00000.arrow    finished files of this request, each with its part-00000.arrow.json
+DIR/.building/counts-00000.bin    id counts of an input file, likewise
 DIR/.building/lock                held while a process works here; a second one is refused
 DIR/preprocess.json               of a finished dataset: the request that made it
 """
@@ -12,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -48,10 +49,17 @@ def write_json(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def finished_request(folder: Path) -> dict[str, Any] | None:
-    """Return the request that made the finished dataset in `folder`, None if there is none or it isn't known."""
-    if not (folder / MANIFEST_FILE).exists():
-        return None
-    return _read_json(folder / REQUEST_FILE)
+    """Return the request that made the finished dataset in `folder`, None if there is none or it isn't known.
+
+    Where days were added it names the dataset's fingerprint: one that isn't there yet belongs to a process that died.
+    """
+    manifest = _read_json(folder / MANIFEST_FILE)
+    request = _read_json(folder / REQUEST_FILE)
+    while manifest is not None and request is not None:
+        if request.get("fingerprint", manifest.get("fingerprint")) == manifest.get("fingerprint"):
+            return request
+        request = request.get("before")
+    return None
 
 
 def _read_json(file: Path) -> dict[str, Any] | None:
@@ -78,6 +86,7 @@ class Staging:
         self.path = folder / _FOLDER
         self._request = {**request, "key": request_key(request)}
         self._lock = -1
+        self._worthless = False
 
     def __enter__(self) -> Self:
         if self.folder.exists() and not self.folder.is_dir():
@@ -91,17 +100,21 @@ class Staging:
                 )
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = self._locked()
-        known = _read_json(self.path / "request.json")
-        if known is None or known.get("key") != self._request["key"]:
-            self._clear()
-            write_json(self.path / "request.json", self._request)
+        try:
+            known = _read_json(self.path / "request.json")
+            if known is None or known.get("key") != self._request["key"]:
+                self._clear()
+                write_json(self.path / "request.json", self._request)
+        except BaseException:
+            os.close(self._lock)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # What an early error leaves is worth nothing to a rerun; finished files are.
-        if error is not None and not any(self.path.glob("part-*.json")):
+        if error is not None and (self._worthless or not any(self.path.glob("*-*.json"))):
             shutil.rmtree(self.path, ignore_errors=True)
             with contextlib.suppress(OSError):
                 self.folder.rmdir()
@@ -128,7 +141,18 @@ class Staging:
         """Whether a finished dataset is still in place."""
         return (self.folder / MANIFEST_FILE).exists()
 
-    def publish(self, files: list[str]) -> None:
+    def leave_nothing(self) -> None:
+        """Remove what is here when an error ends the work: a rerun would end in the same way."""
+        self._worthless = True
+
+    def add_to_dataset(self, files: Sequence[str]) -> None:
+        """Move new data files beside those of a dataset, whose manifest goes on describing the old ones."""
+        for file in files:
+            if (self.path / file).exists():
+                os.replace(self.path / file, self.folder / file)
+        fsync_folder(self.folder)
+
+    def publish(self, files: Sequence[str]) -> None:
         """Give the data files, durable already, their final names; the manifest is written afterwards.
 
         A dataset that is replaced loses its manifest first, so that at no time a manifest stands beside files that it

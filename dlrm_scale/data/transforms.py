@@ -15,10 +15,13 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-__all__ = ["DENSE_RULE", "dense_features"]
+__all__ = ["DENSE_RULE", "GIVEN_DENSE_RULE", "dense_features"]
 
 DENSE_RULE: dict[str, object] = {"function": "log1p(max(x, 0))", "missing": 0.0, "dtype": "float32"}
 """The rule as the manifest states it."""
+
+GIVEN_DENSE_RULE: dict[str, object] = {"function": "given", "dtype": "float32"}
+"""The rule of input whose dense features come ready-made."""
 
 # 256 KiB of precomputed values fit the L2 cache and hold nearly all integers of real rows; the logarithm is the cost.
 _TABLE_SIZE = 65_536

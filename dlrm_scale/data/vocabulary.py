@@ -242,6 +242,7 @@ def frequency_vocabulary(
     filled = 0
     for some, occurrences in counts:
         chosen = occurrences >= max(threshold, cut + 1)
+        # Ids come in hash order, so the first ones of the cut-off's count are kept.
         if at_cut:
             ties = np.flatnonzero(occurrences == cut)[:at_cut]
             at_cut -= len(ties)

@@ -1,75 +1,37 @@
 """The pass that writes rows: one Arrow file for each input file, with a note beside it when it is finished."""
 
-import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-from numba import njit
-
 from dlrm_scale.data.bad_rows import BadRow, BadRowLimit, rejected_line
 from dlrm_scale.data.column_statistics import FileStatistics
-from dlrm_scale.data.compressed import open_bytes
+from dlrm_scale.data.count_pass import count_block, counts_file
 from dlrm_scale.data.dataset import Part, PartWriter
 from dlrm_scale.data.durable import fsync_file
+from dlrm_scale.data.id_counts import FileIdCounts
 from dlrm_scale.data.inputs import InputFile
-from dlrm_scale.data.passes import PassProgress, run_over_files
+from dlrm_scale.data.map_block import MappedBlock, map_block
+from dlrm_scale.data.passes import PassProgress, Workers
+from dlrm_scale.data.row_sources import ReadOptions, open_rows
 from dlrm_scale.data.staging import Staging
-from dlrm_scale.data.transforms import dense_features
-from dlrm_scale.data.tsv import read_blocks
 from dlrm_scale.data.vocabulary import Vocabulary
-from dlrm_scale.schema import CATEGORY_COLUMNS
 
-__all__ = ["RowLookups", "WrittenPart", "part_file", "rejected_part_file", "write_parts"]
+__all__ = ["WrittenPart", "part_file", "rejected_part_file", "write_parts"]
 
 WrittenPart = tuple[Part, FileStatistics]
 
 
 def part_file(index: int) -> str:
-    """Name of the Arrow file of an input file."""
+    """Name of an Arrow file."""
     return f"part-{index:05d}.arrow"
 
 
-def rejected_part_file(index: int) -> str:
-    """Name, in the staging folder, of the rejected rows of an input file."""
-    return f"part-{index:05d}.rejected.tsv"
-
-
-@njit(cache=True, nogil=True)
-def _add_lookups(rows: Any, lookups: Any) -> None:  # pragma: no cover - compiled
-    for i in range(rows.shape[0]):
-        lookups[rows[i]] += 1
-
-
-class RowLookups:
-    """How often training rows look up each table row, where no counted vocabulary tells it; threads may share it.
-
-    Attributes:
-        counts: for each column [table_rows] int64.
-    """
-
-    def __init__(self, vocabularies: Sequence[Vocabulary]) -> None:
-        self.counts = [np.zeros(vocabulary.table_rows, np.int64) for vocabulary in vocabularies]
-        self._locks = [threading.Lock() for _ in vocabularies]
-
-    def add_part(self, path: Path, training_rows: int) -> None:
-        """Add the first `training_rows` rows of a finished part, read back from the page cache."""
-        with pa.OSFile(str(path), "rb") as file:
-            reader = pa.ipc.open_file(file)
-            left = training_rows
-            for index in range(reader.num_record_batches):
-                if left <= 0:
-                    break
-                batch = reader.get_batch(index)
-                for column, name in enumerate(CATEGORY_COLUMNS):
-                    rows = batch.column(name).to_numpy()[:left]
-                    with self._locks[column]:
-                        _add_lookups(rows, self.counts[column])
-                left -= batch.num_rows
+def rejected_part_file(part: str) -> str:
+    """Name, in the staging folder, of the rejected rows of the input file that a part is made of."""
+    return f"{part}.rejected.tsv"
 
 
 def write_parts(
@@ -77,12 +39,13 @@ def write_parts(
     training_lines: Sequence[int | None],
     vocabularies: Sequence[Vocabulary],
     staging: Staging,
+    options: ReadOptions,
     *,
-    pad_short_rows: bool,
-    max_bad_rows: int,
+    first_part: int,
+    multi_hot: Sequence[str],
     jobs: int,
+    count_memory_bytes: int | None,
     progress: PassProgress,
-    lookups: RowLookups | None,
 ) -> list[WrittenPart]:
     """Write the rows of every file that isn't finished yet.
 
@@ -91,73 +54,64 @@ def write_parts(
         training_lines: lines at the start of each file that train; None for all.
         vocabularies: C1 to C26.
         staging: where the parts go.
-        pad_short_rows: see `read_blocks`.
-        max_bad_rows: bad rows, over all files, that are left out before it is an error.
+        options: how rows are read.
+        first_part: number of the first file's part.
+        multi_hot: names of columns with several ids a row.
         jobs: threads.
-        progress: told after each block.
-        lookups: counts the lookups of training rows; None where they are known.
+        count_memory_bytes: count the ids of training rows of a file in so much memory; None: they are counted already.
+        progress: told after each piece.
 
     Raises:
         DataError: a file is cut off, damaged or changed meanwhile, or has too many bad rows.
         DatasetError: a part can't be written.
     """
-    limit = BadRowLimit(max_bad_rows)
+    limit = BadRowLimit(options.max_bad_rows)
 
-    def work(index: int) -> WrittenPart:
-        name = part_file(index)
+    def write_file(index: int, workers: Workers) -> WrittenPart:
+        name, counted = part_file(first_part + index), counts_file(index)
         note = staging.finished(name)
-        if note is not None and staging.holds(name):
+        if note is not None and staging.holds(name) and (count_memory_bytes is None or staging.holds(counted)):
             part, statistics = Part(**note["part"]), FileStatistics.from_json(note["statistics"])
             limit.add_earlier(files[index].path, statistics.bad_rows)
             progress.tick(index, files[index].size_bytes, rows=part.rows, bad_rows=statistics.bad_rows)
-        else:
-            part, statistics = _write_part(
-                index, files[index], training_lines[index], vocabularies, staging, pad_short_rows, limit, progress
+            return part, statistics
+        statistics = FileStatistics()
+        with ExitStack() as stack:
+            counts = None
+            if count_memory_bytes is not None:
+                counts = FileIdCounts(staging.path / counted, memory_bytes=count_memory_bytes)
+                stack.callback(counts.abort)
+            rejected = stack.enter_context(_RejectedRows(staging.path / rejected_part_file(name)))
+            source = stack.enter_context(open_rows(files[index], options))
+            writer = stack.enter_context(
+                PartWriter(staging.path / name, source=files[index].path.name, multi_hot=multi_hot)
             )
-            staging.finish(name, {"part": asdict(part), "statistics": statistics.to_json()})
-        if lookups is not None:
-            lookups.add_part(staging.where(name), int(statistics.rows[0]))
+
+            def work(piece: Any) -> MappedBlock:
+                block = source.parse(piece)
+                if counts is not None:
+                    count_block(counts, block, block.training_rows(training_lines[index]))
+                return map_block(block, vocabularies, training_lines[index])
+
+            def consume(mapped: MappedBlock) -> None:
+                for bad in mapped.bad_rows:
+                    limit.add(bad)
+                    rejected.add(bad)
+                writer.write(mapped.labels, mapped.dense, mapped.ids, mapped.bags)
+                statistics.merge(mapped.statistics)
+                progress.tick(index, source.position_bytes, rows=len(mapped.labels), bad_rows=len(mapped.bad_rows))
+
+            workers.over_pieces(source.pieces(), work, consume)
+            progress.tick(index, files[index].size_bytes)
+            files[index].check_unchanged()
+            if counts is not None:
+                counts.close()
+            part = writer.close()
+        staging.finish(name, {"part": asdict(part), "statistics": statistics.to_json()})
         return part, statistics
 
-    return run_over_files(work, len(files), jobs=jobs, progress=progress)
-
-
-def _write_part(
-    index: int,
-    file: InputFile,
-    training_lines: int | None,
-    vocabularies: Sequence[Vocabulary],
-    staging: Staging,
-    pad_short_rows: bool,
-    limit: BadRowLimit,
-    progress: PassProgress,
-) -> WrittenPart:
-    statistics = FileStatistics()
-    rejected = _RejectedRows(staging.path / rejected_part_file(index))
-    told_bad_rows = 0
-
-    def on_bad_row(bad: BadRow) -> None:
-        limit.add(bad)
-        statistics.bad_rows += 1
-        rejected.add(bad)
-
-    with (
-        rejected,
-        open_bytes(file.path) as source,
-        PartWriter(staging.path / part_file(index), source=file.path.name) as writer,
-    ):
-        for block in read_blocks(source, on_bad_row=on_bad_row, pad_short_rows=pad_short_rows):
-            ids: npt.NDArray[np.int32] = np.empty(block.categories.shape, np.int32)
-            for column, vocabulary in enumerate(vocabularies):
-                vocabulary.map(block.categories[column], block.missing, ids[column])
-            writer.write(block.labels, dense_features(block.integers), ids)
-            statistics.add(block, ids, block.training_rows(training_lines))
-            progress.tick(index, source.position_bytes, rows=block.rows, bad_rows=statistics.bad_rows - told_bad_rows)
-            told_bad_rows = statistics.bad_rows
-        progress.tick(index, source.position_bytes, bad_rows=statistics.bad_rows - told_bad_rows)
-        file.check_unchanged()
-        part = writer.close()
-    return part, statistics
+    with Workers(jobs, len(files)) as workers:
+        return workers.over_files(lambda index: write_file(index, workers), progress)
 
 
 class _RejectedRows:

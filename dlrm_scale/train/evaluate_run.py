@@ -6,7 +6,7 @@ from pathlib import Path
 from dlrm_scale.config import Config
 from dlrm_scale.data.dataset import Dataset
 from dlrm_scale.data.loader import EvalLoader
-from dlrm_scale.errors import CheckpointError, TrainingError
+from dlrm_scale.errors import CheckpointError, DatasetError, TrainingError
 from dlrm_scale.install import check_install
 from dlrm_scale.sharding.pipeline import make_eval_pipeline
 from dlrm_scale.sharding.ranks import close_ranks, init_ranks
@@ -68,6 +68,11 @@ def evaluate_rank(request: EvaluationRequest, stop: StopRequest) -> EvaluationRe
     try:
         set_threads(config, ranks.local_ranks)
         dataset = Dataset.open(Path(request.data))
+        if dataset.manifest.statistics.get("labeled") is False:
+            raise DatasetError(
+                f"{dataset.path}: its rows have no labels (--unlabeled), so there is nothing to compare scores with",
+                remedy="evaluate on labeled rows",
+            )
         model = build_on_ranks(config, dataset, ranks)
         chain = agree_on_chain(RunFolder(path=Path(request.run)).checkpoints, ranks, request.step)
         if chain is None:

@@ -8,10 +8,11 @@ from dlrm_scale.cli.app import app
 FLAGS = {
     "": "--version --install-completion --show-completion",
     "doctor": "--json",
-    "synth": "OUT --rows --days --seed --preset --scale --gzip --force --json",
+    "synth": "OUT --rows --days --seed --preset --scale --multi-hot --gzip --force --json",
     "preprocess": (
         "INPUTS --out --vocabulary --threshold --max-rows-per-table --vocabulary-from --validation --pad-short-rows "
-        "--max-bad-rows --jobs --force --json"
+        "--max-bad-rows --jobs --memory-limit --delimiter --header --id-column --unlabeled --decimal-ids --multi-hot "
+        "--column --force --json"
     ),
     "train": "CONFIG --set --nproc --resume --init-from --json",
     "evaluate": "RUN --data --split --step --nproc --set --json",
@@ -21,6 +22,7 @@ FLAGS = {
     "checkpoint show": "RUN SEQ --json",
     "checkpoint verify": "RUN --level --json",
     "dataset": "",
+    "dataset export": "DATASET --to --out --split --jobs --force --json",
     "dataset show": "DATASET --json",
     "dataset verify": "DATASET --json",
 }

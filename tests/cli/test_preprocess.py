@@ -4,10 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 
 from dlrm_scale.cli import main
-from dlrm_scale.cli.app import app
 from tests.support.raw_rows import make_rows, write_rows
 
 
@@ -121,27 +119,3 @@ def test_verify_passes_whole_datasets_and_names_damaged_files(
     code, _, err = _run(capsys, "dataset", "show", tmp_path / "absent")
     assert code == 1
     assert "no such folder" in err
-
-
-def test_the_options_are_these(capsys: pytest.CaptureFixture[str]) -> None:
-    root = typer.main.get_command(app)
-    commands = root.commands
-    options = {name for parameter in commands["preprocess"].params for name in parameter.opts}
-    assert options == {
-        "inputs",
-        "--out",
-        "--vocabulary",
-        "--threshold",
-        "--max-rows-per-table",
-        "--vocabulary-from",
-        "--validation",
-        "--pad-short-rows",
-        "--max-bad-rows",
-        "--jobs",
-        "--force",
-        "--json",
-    }
-    assert set(commands["dataset"].commands) == {"show", "verify"}
-    code, out, _ = _run(capsys, "preprocess", "--help")
-    assert code == 0
-    assert "--max-rows-per-table" in out

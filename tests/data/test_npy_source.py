@@ -209,10 +209,10 @@ def test_bad_values_are_bad_rows_and_the_others_are_kept(tmp_path: Path) -> None
     blocks = _blocks(_store(tmp_path, arrays), ids="raw")
     bad = [bad for block in blocks for bad in block.bad_rows]
     assert [str(row) for row in bad] == [
-        f"{tmp_path}/day_0_labels.npy, line 2, column label: expected 0 or 1, found -1",
-        f"{tmp_path}/day_0_dense.npy, line 4, column I13: expected a finite number, found inf",
-        f"{tmp_path}/day_0_sparse.npy, line 8,192, column C26: expected an id from 0 to 4294967295, found 4294967296",
-        f"{tmp_path}/day_0_sparse.npy, line 9,000, column C25: expected an id from 0 to 4294967295, found -7",
+        f"{tmp_path}/day_0_labels.npy, row 2, column label: expected 0 or 1, found -1",
+        f"{tmp_path}/day_0_dense.npy, row 4, column I13: expected a finite number, found inf",
+        f"{tmp_path}/day_0_sparse.npy, row 8,192, column C26: expected an id from 0 to 4294967295, found 4294967296",
+        f"{tmp_path}/day_0_sparse.npy, row 9,000, column C25: expected an id from 0 to 4294967295, found -7",
     ]
     kept = [row for row in range(9000) if row not in (1, 3, 8191, 8999)]
     assert np.concatenate([block.categories[0] for block in blocks]).tolist() == kept

@@ -331,7 +331,7 @@ def test_every_bad_value_is_a_bad_row_with_file_row_column_expected_and_found(tm
     put("C5", 8999, ["0000000a", "a", "0000000b"])
     blocks = _blocks(_store(tmp_path, columns))
     bad = [bad for block in blocks for bad in block.bad_rows]
-    where = f"{tmp_path}/rows.parquet, line"
+    where = f"{tmp_path}/rows.parquet, row"
     integer = "an integer that fits 32 bits (-2147483648 to 2147483647) or null"
     listed = "in every place of the list"
     assert [str(row) for row in bad] == [
@@ -370,7 +370,7 @@ def test_a_bad_value_of_a_mapped_column_names_both(tmp_path: Path) -> None:
     columns["click"] = pa.array([0, 7])
     del columns["label"]
     (bad,) = _bad(tmp_path, columns, columns={"label": "click"})
-    assert bad.endswith("line 2, column click (as label): expected 0 or 1, found 7")
+    assert bad.endswith("row 2, column click (as label): expected 0 or 1, found 7")
 
 
 def _given(rows: int) -> Columns:
@@ -396,7 +396,7 @@ def test_given_ids_have_no_missing_ones_but_may_have_empty_bags(tmp_path: Path) 
     columns["C2"] = pa.array([[], [1], None], pa.list_(pa.int64()))
     block = _block(_store(tmp_path, columns), ids="given")
     (bad,) = block.bad_rows
-    assert str(bad).endswith("line 2, column C1: expected the row of a table, 0 to 2147483646, found null")
+    assert str(bad).endswith("row 2, column C1: expected the row of a table, 0 to 2147483646, found null")
     assert block.bags[1].offsets.tolist() == [0, 0, 0]
     columns["C1"] = pa.array(["0000000a"] * 3)
     with pytest.raises(DataError, match=r"column C1: expected rows of a table \(--vocabulary given\), found string"):

@@ -17,11 +17,13 @@ import pytest
 
 from dlrm_scale.data import write_pass
 from dlrm_scale.data.dataset import MANIFEST_FILE, Dataset
-from dlrm_scale.data.inputs import find_inputs
+from dlrm_scale.data.inputs import InputFile, find_inputs
 from dlrm_scale.data.passes import PassProgress, ProgressReport
 from dlrm_scale.data.preprocess import PreprocessOptions, PreprocessResult, preprocess
+from dlrm_scale.data.row_sources import ReadOptions
 from dlrm_scale.data.split import parse_split_rule, row_ranges
 from dlrm_scale.data.staging import Staging
+from dlrm_scale.data.text_layout import TextLayout
 from dlrm_scale.data.vocabulary import hashed_vocabulary
 from dlrm_scale.errors import ConfigError, DataError, DatasetError
 from dlrm_scale.schema import CATEGORY_COLUMNS
@@ -39,7 +41,7 @@ def _read(out: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         for part, about in enumerate(dataset.manifest.parts)
         for batch in range(-(-about.rows // 8192))
     ]
-    labels, dense, ids = zip(*blocks, strict=True)
+    labels, dense, ids = ([getattr(block, name) for block in blocks] for name in ("labels", "dense", "ids"))
     return np.concatenate(labels), np.concatenate(dense, 1), np.concatenate(ids, 1)
 
 
@@ -245,7 +247,7 @@ def test_statistics_are_the_slow_ones(tmp_path: Path) -> None:
     assert about["held_out"]["rows"] == 57
 
 
-def test_the_hot_row_curve_of_hashed_tables_is_read_from_the_parts(tmp_path: Path) -> None:
+def test_the_hot_row_curve_of_hashed_tables_counts_lookups(tmp_path: Path) -> None:
     rows = [make_row(0, [], [7] * 26)] * 90 + [make_row(1, [], [i] * 26) for i in range(100, 110)]
     _run(
         write_rows(tmp_path / "x.tsv", rows),
@@ -257,7 +259,7 @@ def test_the_hot_row_curve_of_hashed_tables_is_read_from_the_parts(tmp_path: Pat
     facts: Any = Dataset.open(tmp_path / "out").manifest.columns[0].statistics
     assert facts["hot_row_curve"]["0.001"] == pytest.approx(0.9)
     assert facts["rows_looked_up"] == 11
-    assert facts["unique_ids"] is None
+    assert facts["unique_ids"] == 11
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
@@ -379,9 +381,14 @@ def test_odd_inputs_and_contradicting_options_are_refused(tmp_path: Path) -> Non
         (ConfigError, "needs the number of rows", file, {"vocabulary": "hash"}),
         (ConfigError, "--max-rows-per-table must be between 3", file, {"max_rows_per_table": 2}),
         (ConfigError, "--threshold must be at least 1", file, {"threshold": 0}),
-        (ConfigError, "--threshold has no meaning", file, {"vocabulary": "modulo", "threshold": 2}),
+        (
+            ConfigError,
+            "--threshold has no meaning",
+            file,
+            {"vocabulary": "modulo", "threshold": 2, "max_rows_per_table": 9},
+        ),
         (ConfigError, "--threshold contradicts --vocabulary-from", file, {"vocabulary_from": out, "threshold": 2}),
-        (ConfigError, "are both", file, {"vocabulary_from": out}),
+        (DatasetError, "is not a dataset", file, {"vocabulary_from": out}),
         (DatasetError, "is not a dataset", file, {"vocabulary_from": tmp_path / "absent"}),
     ):
         with pytest.raises(error, match=message):
@@ -408,15 +415,15 @@ def test_a_failed_run_leaves_no_dataset_and_a_rerun_redoes_only_what_is_unfinish
     files = [write_rows(tmp_path / f"day_{i}.tsv", [*make_rows(50, seed=i), b"bad"]) for i in range(3)]
     out, options = tmp_path / "out", {"max_bad_rows": 3}
     _run(files, tmp_path / "reference", **options)
-    write_part, written = write_pass._write_part, []
+    open_rows, written = write_pass.open_rows, []
 
-    def fails_at_two(index: int, *rest: Any) -> Any:
-        written.append(index)
-        if index == 2 and len(written) == 3:
+    def fails_at_two(file: InputFile, options: ReadOptions) -> Any:
+        written.append(files.index(file.path))
+        if file.path == files[2] and len(written) == 3:
             raise OSError(28, "No space left on device")
-        return write_part(index, *rest)
+        return open_rows(file, options)
 
-    monkeypatch.setattr(write_pass, "_write_part", fails_at_two)
+    monkeypatch.setattr(write_pass, "open_rows", fails_at_two)
     with pytest.raises(DatasetError, match="No space left on device"):
         _run(files, out, **options)
     assert not (out / MANIFEST_FILE).exists()
@@ -453,11 +460,12 @@ def test_the_bad_rows_of_files_that_were_finished_before_count_towards_the_limit
             [None, None],
             vocabularies,
             staging,
-            pad_short_rows=False,
-            max_bad_rows=max_bad_rows,
+            ReadOptions(max_bad_rows=max_bad_rows),
+            first_part=0,
+            multi_hot=(),
             jobs=1,
+            count_memory_bytes=None,
             progress=PassProgress("write", 1, 1, files, None),
-            lookups=None,
         )
 
     with Staging(tmp_path / "out", {}) as staging:
@@ -498,7 +506,7 @@ def test_files_are_durable_before_anything_says_that_they_are_finished(
     part, note = "part-00000.arrow", ("staged name", "part-00000.arrow.json")
     assert at("sync", f"{part}.tmp") < at("staged name", part) < at(*note)
     assert ("sync", ".building") in events[at("staged name", part) : at(*note)]
-    assert at("sync", "part-00000.rejected.tsv") < at(*note)
+    assert at("sync", "part-00000.arrow.rejected.tsv") < at(*note)
     assert at("sync", "rejected.tsv") < at("name", "rejected.tsv")
     published = max(at("name", name) for name in (part, "rejected.tsv", *vocabularies))
     manifest = at("name", MANIFEST_FILE)
@@ -602,7 +610,7 @@ def test_padded_rows_equal_intact_ones(tmp_path: Path, shared_data: Path) -> Non
     stripped = shared_data / "kaggle" / "stripped_tabs_100.tsv"
     with pytest.raises(DataError, match=r"stripped_tabs_100\.tsv, line 3, column row: expected 40 .*, found 38"):
         _run(stripped, tmp_path / "padded")
-    result = _run(stripped, tmp_path / "padded", pad_short_rows=True)
+    result = _run(stripped, tmp_path / "padded", layout=TextLayout(pad_short_rows=True))
     _run(shared_data / "kaggle" / "intact_100.tsv", tmp_path / "intact")
     padded, intact = _files(tmp_path / "padded"), _files(tmp_path / "intact")
     for name in padded:

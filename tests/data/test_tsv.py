@@ -1,10 +1,11 @@
 """The parser of raw rows, against a slow one in Python."""
 
 import gzip
+import itertools
 import random
 import tempfile
+from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,37 +13,57 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm_scale.data import tsv
 from dlrm_scale.data.bad_rows import BadRow
 from dlrm_scale.data.compressed import name_contradicts_content, open_bytes
-from dlrm_scale.data.tsv import count_lines, read_blocks
+from dlrm_scale.data.line_blocks import BLOCK_BYTES, count_lines
+from dlrm_scale.data.text_layout import CRITEO_LAYOUT, TextLayout
+from dlrm_scale.data.tsv import TextSource
 from dlrm_scale.errors import DataError
 from tests.support.raw_rows import Row, make_row, make_rows, slow_parse, write_rows
 
+Parsed = tuple[list[tuple[int, Row]], list[BadRow], int]
 
-def _parse(path: Path, *, pad: bool = False) -> tuple[list[tuple[int, Row]], list[BadRow], int]:
+
+def _parse(
+    path: Path, *, pad: bool = False, layout: TextLayout = CRITEO_LAYOUT, block_bytes: int = BLOCK_BYTES
+) -> Parsed:
     good: list[tuple[int, Row]] = []
     bad: list[BadRow] = []
     padded = 0
-    with open_bytes(path) as source:
-        for block in read_blocks(source, on_bad_row=bad.append, pad_short_rows=pad):
+    layout = replace(layout, pad_short_rows=pad)
+    with TextSource(path, layout, bad_rows_max=2**31, block_bytes=block_bytes) as source:
+        for block in map(source.parse, source.pieces()):
             assert (block.labels.dtype, block.integers.dtype) == (np.uint8, np.int32)
             assert (block.categories.dtype, block.missing.dtype) == (np.uint32, np.uint64)
-            for i in range(block.rows):
+            bad_lines = {row.line for row in block.bad_rows}
+            lines = (line for line in itertools.count(block.first_line) if line not in bad_lines)
+            for i, line in zip(range(block.rows), lines, strict=False):
                 absent = [bool(int(block.missing[i]) >> bit & 1) for bit in range(40)]
-                values = [*block.integers[:, i].tolist(), *block.categories[:, i].tolist()]
+                values: list[object] = [*block.integers[:, i].tolist(), *block.categories[:, i].tolist()]
                 assert not absent[0]
                 assert all(value == 0 for value, gone in zip(values, absent[1:], strict=True) if gone)
                 shown = [None if gone else value for value, gone in zip(values, absent[1:], strict=True)]
-                good.append((block.first_line + i, Row(int(block.labels[i]), tuple(shown[:13]), tuple(shown[13:]))))
+                for column, bags in block.bags.items():
+                    ids = tuple(bags.values[bags.offsets[i] : bags.offsets[i + 1]].tolist())
+                    assert (ids == ()) == (shown[13 + column] is None)
+                    shown[13 + column] = ids
+                good.append((line, Row(int(block.labels[i]), tuple(shown[:13]), tuple(shown[13:]))))
             padded += block.padded_rows
+            bad += block.bad_rows
     return good, bad, padded
 
 
-def _parse_bytes(tmp_path: Path, data: bytes, *, pad: bool = False) -> tuple[list[tuple[int, Row]], list[BadRow], int]:
+def _parse_bytes(
+    tmp_path: Path,
+    data: bytes,
+    *,
+    pad: bool = False,
+    layout: TextLayout = CRITEO_LAYOUT,
+    block_bytes: int = BLOCK_BYTES,
+) -> Parsed:
     path = tmp_path / "rows.tsv"
     path.write_bytes(data)
-    return _parse(path, pad=pad)
+    return _parse(path, pad=pad, layout=layout, block_bytes=block_bytes)
 
 
 GOOD = make_row(1, range(13), range(2**32 - 26, 2**32))
@@ -89,8 +110,8 @@ def test_valid_and_broken_bytes_parse_as_the_slow_parser_says(
             lines[row] = lines[row][:start] + text + lines[row][start + length :]
     # A good first row keeps the file from being taken for another layout.
     data = (b"\xef\xbb\xbf" if bom else b"") + ending.join([GOOD, *lines]) + (ending if final else b"")
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(tsv, "_BLOCK_BYTES", block_bytes):
-        good, bad, _ = _parse_bytes(Path(folder), data, pad=pad)
+    with tempfile.TemporaryDirectory() as folder:
+        good, bad, _ = _parse_bytes(Path(folder), data, pad=pad, block_bytes=block_bytes)
     expected_good, expected_bad = slow_parse(data, pad=pad)
     assert [row.line for row in bad] == expected_bad
     assert good == expected_good
@@ -206,10 +227,12 @@ def test_blocks_and_refills_keep_every_row_and_line_number(tmp_path: Path) -> No
     rows = make_rows(400) * 100
     path = write_rows(tmp_path / "rows.tsv", rows)
     lines, labels = [], []
-    with open_bytes(path) as source:
-        for block in read_blocks(source, on_bad_row=pytest.fail):
+    with TextSource(path) as source:
+        for block in map(source.parse, source.pieces()):
+            assert not block.bad_rows
             lines.append((block.first_line, block.rows))
-            labels.append(block.labels.copy())
+            labels.append(block.labels)
+    assert len(lines) > 3
     assert [first for first, _ in lines] == list(np.cumsum([1, *[n for _, n in lines]])[:-1])
     assert np.concatenate(labels).tolist() == [row[0] - 48 for row in rows]
     with open_bytes(path) as source:
@@ -284,21 +307,110 @@ def _csv(rows: list[bytes]) -> list[bytes]:
 HEADER = b"\t".join([b"label", *(f"I{i}".encode() for i in range(1, 14)), *(f"C{i}".encode() for i in range(1, 27))])
 
 
+LISTS = [make_row(1, [3], [f"{i:08x},{i + 1:08x}" if i in (2, 19) else i for i in range(26)]) for _ in range(3)]
+UNLABELED = [row[2:] for row in make_rows(3)]
+DECIMAL = [make_row(0, [1], [str(i * 1000) for i in range(26)]) for _ in range(3)]
+
+
 @pytest.mark.parametrize(
-    ("lines", "message"),
+    ("lines", "named", "flags", "layout"),
     [
-        (_csv(make_rows(3)), r"comma-separated \(40 fields\)"),
-        (_csv([HEADER, *make_rows(3)]), r"comma-separated with a header row \(40 fields\)"),
-        ([HEADER, *make_rows(3)], "a header row"),
-        ([row[2:] for row in make_rows(3)], r"rows of 39 fields without a label"),
-        ([make_row(0, [1], [str(i * 1000) for i in range(26)]) for _ in range(3)], "the category ids are decimal"),
+        (_csv(make_rows(3)), "comma-separated fields", "--delimiter comma", TextLayout(delimiter="comma")),
+        (
+            _csv([HEADER, *make_rows(3)]),
+            "comma-separated fields and a header row",
+            "--delimiter comma --header",
+            TextLayout(delimiter="comma", header=True),
+        ),
+        ([HEADER, *make_rows(3)], "a header row", "--header", TextLayout(header=True)),
+        (UNLABELED, "rows without a label", "--unlabeled", TextLayout(labeled=False)),
+        ([HEADER[6:], *UNLABELED], "a header row", "--header --unlabeled", TextLayout(header=True, labeled=False)),
+        (DECIMAL, "decimal category ids", "--decimal-ids", TextLayout(decimal_ids=True)),
+        ([b"r1\t" + row for row in make_rows(3)], "an id column", "--id-column", TextLayout(id_column=True)),
+        (LISTS, r"several ids in a field \(C3, C20\)", "--multi-hot C3,C20", TextLayout(multi_hot=("C3", "C20"))),
     ],
 )
-def test_another_layout_is_named(tmp_path: Path, lines: list[bytes], message: str) -> None:
-    with pytest.raises(DataError, match=message) as caught:
-        _parse_bytes(tmp_path, b"\n".join(lines) + b"\n")
+def test_another_layout_is_named_with_the_flags_that_read_it(
+    tmp_path: Path, lines: list[bytes], named: str, flags: str, layout: TextLayout
+) -> None:
+    data = b"\n".join(lines) + b"\n"
+    with pytest.raises(DataError, match=named) as caught:
+        _parse_bytes(tmp_path, data)
     assert "line 1" in caught.value.message
-    assert caught.value.remedy
+    assert str(caught.value.remedy).endswith(f"run again with {flags}")
+    good, bad, _ = _parse_bytes(tmp_path, data, layout=layout)
+    assert (good, bad) == (slow_parse(data, layout=layout)[0], [])
+    assert len(good) == 3
+
+
+def test_a_row_is_never_lost_as_a_header(tmp_path: Path) -> None:
+    data = b"\n".join(make_rows(3)) + b"\n"
+    with pytest.raises(DataError, match=r"line 1: expected a header that names each column \(--header\), found"):
+        _parse_bytes(tmp_path, data, layout=TextLayout(header=True))
+
+
+def test_labels_in_input_that_is_said_to_have_none_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="rows with a label") as caught:
+        _parse_bytes(tmp_path, b"\n".join(make_rows(3)) + b"\n", layout=TextLayout(labeled=False))
+    assert str(caught.value.remedy).endswith("run again with no --unlabeled")
+
+
+layouts = st.builds(
+    TextLayout,
+    delimiter=st.just("tab"),
+    header=st.booleans(),
+    id_column=st.booleans(),
+    labeled=st.booleans(),
+    decimal_ids=st.booleans(),
+    multi_hot=st.sampled_from([(), ("C1",), ("C3", "C26")]),
+) | st.builds(
+    TextLayout,
+    delimiter=st.just("comma"),
+    header=st.booleans(),
+    id_column=st.booleans(),
+    labeled=st.booleans(),
+    decimal_ids=st.booleans(),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(layout=layouts, data=st.data())
+def test_every_layout_parses_as_the_slow_parser_says(layout: TextLayout, data: st.DataObject) -> None:
+    ids = (
+        st.sampled_from(["0", "7", "4294967295", "4294967296", "12345678901", "-1"])
+        if layout.decimal_ids
+        else (st.sampled_from(["00000000", "ffffffff", "ABCDEF01", "1234567", "123456789"]))
+    )
+    usual = "7" if layout.decimal_ids else "abcdef01"
+    lines = []
+    for number in range(data.draw(st.integers(1, 6))):
+        categories = [usual] * 26
+        for _ in range(data.draw(st.integers(0, 3))):
+            parts = data.draw(st.lists(ids, max_size=3))
+            categories[data.draw(st.sampled_from([0, 2, 25]))] = ",".join(parts)
+        fields = ["1"] * layout.labeled + ["5"] * 12 + [data.draw(st.sampled_from(["", "-3", "x"]))] + categories
+        if layout.id_column:
+            fields.insert(0, data.draw(st.sampled_from(["row-1", "9", "", "a b"])))
+        line = ("\t" if layout.delimiter == "tab" else ",").join(fields).encode()
+        cut = data.draw(st.sampled_from([0, 0, 0, 1, 5, 60]))
+        lines.append(line[: len(line) - cut] if number else line)
+    if layout.header:
+        names = ["id"] * layout.id_column + ["label"] * layout.labeled + HEADER.decode().split("\t")[1:]
+        lines.insert(0, layout.separator.join(name.encode() for name in names))
+    text = b"\n".join(lines) + data.draw(st.sampled_from([b"\n", b""]))
+    pad = data.draw(st.booleans())
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            good, bad, _ = _parse_bytes(Path(folder), text, pad=pad, layout=layout, block_bytes=700)
+        except DataError as error:
+            # A first row that is bad may look like another layout.
+            first_bad = slow_parse(text, pad=pad, layout=layout)[1][:1]
+            if "line 1" not in error.message or first_bad != [2 if layout.header else 1]:
+                raise
+            return
+    expected_good, expected_bad = slow_parse(text, pad=pad, layout=layout)
+    assert [row.line for row in bad] == expected_bad
+    assert good == expected_good
 
 
 def test_a_bad_first_row_is_just_a_bad_row(tmp_path: Path) -> None:
@@ -330,11 +442,27 @@ def test_real_stripped_rows_are_refused_or_padded_to_the_intact_ones(shared_data
     assert good == _parse(shared_data / "kaggle/intact_100.tsv")[0]
 
 
-def test_other_real_layouts_are_named(shared_data: Path) -> None:
-    with pytest.raises(DataError, match="comma-separated with a header row and an id column"):
-        _parse(shared_data / "kaggle/with_header_crlf.csv")
-    with pytest.raises(DataError, match="without a label"):
-        _parse(shared_data / "kaggle/kaggle_test_nolabel_1999.tsv")
+@pytest.mark.parametrize(
+    ("name", "flags", "layout", "rows"),
+    [
+        (
+            "kaggle/with_header_crlf.csv",
+            "--delimiter comma --header --id-column",
+            TextLayout(delimiter="comma", header=True, id_column=True),
+            1999,
+        ),
+        ("kaggle/kaggle_test_nolabel_1999.tsv", "--unlabeled", TextLayout(labeled=False), 1999),
+    ],
+)
+def test_other_real_layouts_are_named_and_read_with_their_flags(
+    shared_data: Path, name: str, flags: str, layout: TextLayout, rows: int
+) -> None:
+    with pytest.raises(DataError) as caught:
+        _parse(shared_data / name)
+    assert str(caught.value.remedy).endswith(f"run again with {flags}")
+    good, bad, _ = _parse(shared_data / name, layout=layout)
+    assert (good, [row.line for row in bad]) == slow_parse((shared_data / name).read_bytes(), layout=layout)
+    assert len(good) == rows
 
 
 def test_random_bytes_never_crash_the_parser(tmp_path: Path) -> None:

@@ -1,0 +1,120 @@
+"""Makes the vocabulary files of a dataset: from counted ids, from a rule, or from another dataset."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dlrm_scale.data.column_statistics import FileStatistics
+from dlrm_scale.data.dataset import Dataset
+from dlrm_scale.data.memory_plan import MemoryPlan
+from dlrm_scale.data.merged_counts import MergedCounts
+from dlrm_scale.data.preprocess_options import DEFAULT_THRESHOLD, PreprocessOptions
+from dlrm_scale.data.vocabulary import (
+    FIRST_ID_ROW,
+    Vocabulary,
+    frequency_vocabulary,
+    given_vocabulary,
+    hashed_vocabulary,
+    predicted_memory_bytes,
+)
+from dlrm_scale.data.vocabulary_file import (
+    load_vocabularies,
+    load_vocabulary,
+    read_counts,
+    save_vocabulary,
+    stored_vocabulary_bytes,
+)
+from dlrm_scale.errors import DataError
+from dlrm_scale.schema import CATEGORY_COLUMNS
+
+__all__ = [
+    "copy_vocabularies",
+    "frequency_vocabularies",
+    "given_vocabularies",
+    "load_checked",
+    "rule_vocabularies",
+]
+
+
+def frequency_vocabularies(
+    counts: Sequence[MergedCounts], options: PreprocessOptions, plan: MemoryPlan, folder: Path
+) -> list[int]:
+    """Save a frequency vocabulary of each column, one at a time in memory; return the distinct ids of each.
+
+    Raises:
+        DatasetError: they don't fit the memory limit together, or can't be written.
+    """
+    unique_ids: list[int] = []
+    sizes: list[tuple[str, int, int]] = []
+    for name, merged in zip(CATEGORY_COLUMNS, counts, strict=True):
+
+        def check(distinct_ids: int, kept_ids: int, name: str = name) -> None:
+            unique_ids.append(distinct_ids)
+            sizes.append((name, FIRST_ID_ROW + kept_ids, predicted_memory_bytes(kept_ids)))
+            plan.check_vocabularies(sizes)
+
+        vocabulary = frequency_vocabulary(
+            name,
+            merged,
+            threshold=options.threshold or DEFAULT_THRESHOLD,
+            max_rows=options.max_rows_per_table,
+            on_counted=check,
+        )
+        save_vocabulary(folder, vocabulary, merged)
+    return unique_ids
+
+
+def rule_vocabularies(options: PreprocessOptions, folder: Path) -> None:
+    """Save vocabularies that map ids by a rule (hash, modulo), without having seen any."""
+    method, rows = options.vocabulary, options.max_rows_per_table
+    assert method in ("hash", "modulo")
+    assert rows is not None
+    for column in CATEGORY_COLUMNS:
+        save_vocabulary(folder, hashed_vocabulary(column, method, rows=rows))
+
+
+def copy_vocabularies(source: Dataset, folder: Path) -> None:
+    """Save another dataset's vocabularies.
+
+    Raises:
+        DatasetError: they are absent, damaged or not the dataset's.
+    """
+    for vocabulary in load_vocabularies(source.path, source.manifest.transforms):
+        save_vocabulary(folder, vocabulary, read_counts(source.path, vocabulary.column))
+
+
+def given_vocabularies(total: FileStatistics, rows: int | None, folder: Path) -> list[Vocabulary]:
+    """Save and return vocabularies of ids that are table rows already, when all ids have been seen.
+
+    Args:
+        total: sums over all rows.
+        rows: rows of every table; None: as many as the column's largest id needs.
+        folder: where to.
+
+    Raises:
+        DataError: an id is beyond `rows`.
+    """
+    result = []
+    for name, largest in zip(CATEGORY_COLUMNS, total.largest_id.tolist(), strict=True):
+        if rows is not None and largest >= rows:
+            raise DataError(
+                f"column {name}: id {largest:,} is given, --max-rows-per-table {rows:,} has rows 0 to {rows - 1:,}",
+                remedy="give more rows, or leave --max-rows-per-table out",
+            )
+        result.append(given_vocabulary(name, rows=rows if rows is not None else max(1, largest + 1)))
+        save_vocabulary(folder, result[-1])
+    return result
+
+
+def load_checked(folders: Sequence[Path], plan: MemoryPlan) -> list[Vocabulary]:
+    """Load the vocabularies after checking that they fit.
+
+    Args:
+        folders: where each column's file is.
+        plan: the memory.
+
+    Raises:
+        DatasetError: a file is absent or damaged, or they don't fit the memory limit.
+    """
+    columns = list(zip(folders, CATEGORY_COLUMNS, strict=True))
+    plan.check_vocabularies([(name, *stored_vocabulary_bytes(folder, name)) for folder, name in columns])
+    return [load_vocabulary(folder, name) for folder, name in columns]

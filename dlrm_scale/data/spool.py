@@ -1,0 +1,30 @@
+"""Keeps what comes in through standard input as a file: it is read twice, and a pipe can't be."""
+
+import os
+import sys
+from pathlib import Path
+
+from dlrm_scale.data.inputs import InputFile
+from dlrm_scale.errors import DataError
+from dlrm_scale.units import MIB
+
+__all__ = ["spool_stdin"]
+
+
+def spool_stdin(folder: Path) -> InputFile:
+    """Copy standard input, as it comes (compressed or not), into a file of the staging folder.
+
+    Raises:
+        DataError: it is a terminal or can't be read.
+        OSError: the disk is full.
+    """
+    if sys.stdin is None or sys.stdin.isatty():
+        raise DataError(
+            "the input is - (standard input), which is a terminal", remedy="pipe rows in: zcat day_0.gz | … -"
+        )
+    path = folder / "stdin"
+    with path.open("wb") as out:
+        while block := os.read(sys.stdin.fileno(), MIB):
+            out.write(block)
+    status = path.stat()
+    return InputFile(path=path, day=None, size_bytes=status.st_size, modified_ns=status.st_mtime_ns)
