@@ -261,6 +261,7 @@ def _draw(  # type: ignore[no-untyped-def]
         kept = logit
         for c in range(26):
             has_bag[c] = False
+            counts, law = id_counts[c], category_laws[c]
             if groups[13 + c] >= 0 and missing[groups[13 + c]]:
                 present[i, c] = 0
                 ids[i, c] = 0
@@ -268,8 +269,8 @@ def _draw(  # type: ignore[no-untyped-def]
             else:
                 present[i, c] = 1
                 has_bag[c] = bag_laws[c, 2] > 1
-                value = _value(_uniform(state, 200 + c), state, 250 + c, day, id_counts[c], category_laws[c])
-                slot = _slot(value, id_counts[c, 0], last_slot)
+                value = _value(_uniform(state, 200 + c), state, 250 + c, day, counts, law)
+                slot = _slot(value, counts[0], last_slot)
                 ids[i, c] = _mix32(np.uint32(value) ^ salts[c, 0]) ^ salts[c, 1]
             slots_of_row[c] = slot
             if not has_bag[c]:
@@ -285,8 +286,8 @@ def _draw(  # type: ignore[no-untyped-def]
             pair_weights[c, min(slot, last_pair_slot)] = weight
             field = _FIRST_BAG_FIELD + c * _FIELDS_A_BAG
             for _ in range(size - 1):
-                value = _value(_uniform(state, field), state, field + 1, day, id_counts[c], category_laws[c])
-                slot = _slot(value, id_counts[c, 0], last_slot)
+                value = _value(_uniform(state, field), state, field + 1, day, counts, law)
+                slot = _slot(value, counts[0], last_slot)
                 more_ids[more] = _mix32(np.uint32(value) ^ salts[c, 0]) ^ salts[c, 1]
                 effect += id_effects[c, slot, 0]
                 kept_effect += id_effects[c, slot, 1]
