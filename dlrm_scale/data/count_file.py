@@ -8,22 +8,24 @@ end mark      8 bytes
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
-from dlrm_scale.data.count_runs import CountChunk, Run, packed_entries
+from dlrm_scale.data.count_runs import CountChunk, packed_entries
 from dlrm_scale.data.durable import fsync_folder
 from dlrm_scale.errors import DatasetError
 
-__all__ = ["CountFile", "CountFileWriter", "RunOnDisk"]
+__all__ = ["CountFile", "CountFileWriter", "RunInFile", "RunOnDisk"]
 
 _FORMAT_VERSION = 1
 _END_MARK = b"dlrm-cnt"
 _ENTRY = np.dtype("<u8")
+_REMEDY = "remove it and count the ids again"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,12 +37,14 @@ class RunOnDisk:
         first: number of its first entry in the file.
         entries: how many.
         occurrences: sum of their counts.
+        xxh3_64: checksum of its bytes, hexadecimal.
     """
 
     column: int
     first: int
     entries: int
     occurrences: int
+    xxh3_64: str
 
 
 class CountFileWriter:
@@ -74,15 +78,23 @@ class CountFileWriter:
         Raises:
             DatasetError: the file can't be written.
         """
-        first, occurrences = self._entries, 0
+        first, occurrences, checksum = self._entries, 0, xxhash.xxh3_64()
         for ids, counts in chunks:
             occurrences += int(counts.sum())
-            self._write(packed_entries(ids, counts).data)
+            entries = packed_entries(ids, counts).data
+            checksum.update(entries)
+            self._write(entries)
             self._entries += len(ids)
         assert occurrences < 2**32
         if self._entries > first:
             self._runs.append(
-                RunOnDisk(column=column, first=first, entries=self._entries - first, occurrences=occurrences)
+                RunOnDisk(
+                    column=column,
+                    first=first,
+                    entries=self._entries - first,
+                    occurrences=occurrences,
+                    xxh3_64=checksum.hexdigest(),
+                )
             )
 
     def close(self) -> None:
@@ -141,16 +153,16 @@ class CountFile:
         try:
             self._file = path.open("rb", buffering=0)
         except OSError as error:
-            raise DatasetError(f"{path} can't be read: {error}", remedy="count the ids again") from error
+            raise DatasetError(f"{path} can't be read: {error}", remedy=_REMEDY) from error
         try:
             self.runs = self._contents()
         except (OSError, ValueError, KeyError, TypeError) as error:
             self._file.close()
-            raise DatasetError(f"{path} is damaged: {error!r}", remedy="remove it and count the ids again") from error
+            raise DatasetError(f"{path} is damaged: {error!r}", remedy=_REMEDY) from error
 
-    def of_column(self, column: int) -> Sequence[Run]:
+    def of_column(self, column: int) -> list["RunInFile"]:
         """Return the runs of a column, 0 to 25; each holds until the file is closed."""
-        return [_FileRun(self, run) for run in self.runs if run.column == column]
+        return [RunInFile(self, run) for run in self.runs if run.column == column]
 
     def read(self, first: int, out: npt.NDArray[np.uint64]) -> None:
         """Fill `out` with the entries from `first` on.
@@ -167,7 +179,7 @@ class CountFile:
                     raise OSError("it ends early")
                 left, position = left[done:], position + done
         except OSError as error:
-            raise DatasetError(f"{self.path} can't be read: {error}", remedy="count the ids again") from error
+            raise DatasetError(f"{self.path} can't be read: {error}", remedy=_REMEDY) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -194,14 +206,31 @@ class CountFile:
         return runs
 
 
-@dataclass(frozen=True, slots=True)
-class _FileRun:
-    file: CountFile
-    run: RunOnDisk
+class RunInFile:
+    """A run that is read from its start to its end, once; see `count_runs.Run`."""
+
+    def __init__(self, file: CountFile, about: RunOnDisk) -> None:
+        self._file = file
+        self._about = about
+        self._checksum = xxhash.xxh3_64()
 
     @property
     def entries(self) -> int:
-        return self.run.entries
+        """How many."""
+        return self._about.entries
 
     def read(self, start: int, out: npt.NDArray[np.uint64]) -> None:
-        self.file.read(self.run.first + start, out)
+        """Fill `out` with the entries from `start` on, where the last call ended."""
+        self._file.read(self._about.first + start, out)
+        self._checksum.update(out.data)
+
+    def check(self) -> None:
+        """Compare what was read with the checksum.
+
+        Raises:
+            DatasetError: it isn't what was written.
+        """
+        if self._checksum.hexdigest() != self._about.xxh3_64:
+            raise DatasetError(
+                f"{self._file.path} is damaged: its counts aren't those that were written", remedy=_REMEDY
+            )

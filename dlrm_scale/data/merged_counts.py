@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dlrm_scale.data.count_file import CountFile
-from dlrm_scale.data.count_runs import BYTES_PER_BUFFERED_ENTRY, CountChunk, Run, merged_runs
+from dlrm_scale.data.count_runs import BYTES_PER_BUFFERED_ENTRY, CountChunk, merged_runs
 from dlrm_scale.data.count_table import MERGE_SCRATCH_BYTES
-from dlrm_scale.errors import DatasetError
 
 __all__ = ["MergedCounts"]
 
@@ -25,7 +24,7 @@ class MergedCounts:
         memory_bytes: how much memory to use; at least about 1 MiB, and 5 KiB a run in the files, are used.
 
     Raises:
-        DatasetError: while iterating: a file is absent or damaged.
+        DatasetError: while iterating: a file is absent or damaged. Damage within counts is told after the last chunk.
     """
 
     def __init__(self, paths: Sequence[Path], column_index: int, *, memory_bytes: int) -> None:
@@ -36,19 +35,8 @@ class MergedCounts:
 
     def __iter__(self) -> Iterator[CountChunk]:
         with contextlib.ExitStack() as stack:
-            runs: list[Run] = []
-            occurrences = 0
-            for path in self._paths:
-                file = stack.enter_context(CountFile(path))
-                runs += file.of_column(self._column)
-                occurrences += sum(run.occurrences for run in file.runs if run.column == self._column)
-            found = 0
-            for ids, counts in merged_runs(runs, self._buffer_entries):
-                found += int(counts.sum())
-                yield ids, counts
-        if found != occurrences:
-            raise DatasetError(
-                f"the counts of {', '.join(map(str, self._paths))} are damaged: they add up to {found:,}, "
-                f"not to {occurrences:,}",
-                remedy="remove them and count the ids again",
-            )
+            files = [stack.enter_context(CountFile(path)) for path in self._paths]
+            runs = [run for file in files for run in file.of_column(self._column)]
+            yield from merged_runs(runs, self._buffer_entries)
+            for run in runs:
+                run.check()

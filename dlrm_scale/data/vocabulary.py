@@ -52,6 +52,7 @@ VOCABULARY_RULE: dict[str, object] = {
 }
 """What the manifest says about all columns."""
 
+_MOST_KEPT = 2**31 - 1 - FIRST_ID_ROW
 _NOTHING_MISSING = np.zeros(0, np.uint64)
 
 
@@ -227,6 +228,9 @@ def frequency_vocabulary(
         max_rows: rows of the table at most; the most frequent ids are kept, of equally frequent ones those that come
             first in hash order.
         on_counted: called with the number of distinct ids and of kept ones, before memory is taken for these.
+
+    Raises:
+        DataError: more ids would be kept than a table can have rows.
     """
     histogram = CountHistogram()
     for _, occurrences in counts:
@@ -236,6 +240,11 @@ def frequency_vocabulary(
     if max_rows is not None and kept > max_rows - FIRST_ID_ROW:
         kept = max_rows - FIRST_ID_ROW
         cut, at_cut = histogram.cut_off(kept)
+    if kept > _MOST_KEPT:
+        raise DataError(
+            f"column {column} has {kept:,} ids that occur at least {threshold} times, and a table {2**31 - 1:,} rows",
+            remedy="raise --threshold or give --max-rows-per-table",
+        )
     if on_counted is not None:
         on_counted(histogram.total, kept)
     ids = np.empty(kept, np.uint32)

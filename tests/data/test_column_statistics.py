@@ -264,7 +264,7 @@ def test_a_column_that_is_always_missing_has_facts_without_division_by_zero() ->
 
 @settings(max_examples=100, deadline=None)
 @given(
-    counts=st.lists(st.integers(0, 12), max_size=60),
+    counts=st.lists(st.integers(0, 12) | st.integers((1 << 14) - 2, (1 << 14) + 3), max_size=60),
     most=st.integers(0, 70),
     cut=st.integers(0, 60),
 )
@@ -275,7 +275,8 @@ def test_a_histogram_of_counts_knows_what_the_counts_know(counts: list[int], mos
     descending = sorted(counts, reverse=True)
     assert (histogram.total, histogram.occurrences) == (len(counts), sum(counts))
     assert histogram.of_most_frequent(most) == sum(descending[:most])
-    assert [histogram.at_least(n) for n in range(14)] == [sum(c >= n for c in counts) for n in range(14)]
+    for n in (*range(14), 1 << 14, (1 << 14) + 2):
+        assert histogram.at_least(n) == sum(c >= n for c in counts)
     count, ties = histogram.cut_off(most)
     if len(counts) > most:
         assert sorted([c for c in counts if c > count] + [count] * ties, reverse=True) == descending[:most]

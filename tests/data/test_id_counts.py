@@ -216,11 +216,15 @@ def _without_entries(content: bytes) -> bytes:
     return content[80:]
 
 
-def _changed(content: bytes) -> bytes:
+def _with_another_count(content: bytes) -> bytes:
     return bytes([content[0] ^ 1]) + content[1:]
 
 
-@pytest.mark.parametrize("damage", [_cut, _without_entries, _changed, lambda content: b""])
+def _with_another_id(content: bytes) -> bytes:
+    return content[:-3000] + bytes([content[-3000] ^ 1]) + content[-2999:]
+
+
+@pytest.mark.parametrize("damage", [_cut, _without_entries, _with_another_count, _with_another_id, lambda content: b""])
 def test_a_damaged_file_of_counts_is_named(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     path = _count(tmp_path / "counts-00003.bin", _ids(0, 5_000), memory_bytes=AMPLE)
     path.write_bytes(damage(path.read_bytes()))

@@ -1,5 +1,6 @@
 """Which ids get a row, and mapping ids to table rows."""
 
+import resource
 from collections import Counter
 from pathlib import Path
 
@@ -206,6 +207,26 @@ def test_row_groups_do_not_change_with_chunks(tmp_path: Path, monkeypatch: pytes
     assert len(contents) == 1
     assert pq.ParquetFile(tmp_path / vocabulary_file("C1")).num_row_groups == 10
     assert load_vocabulary(tmp_path, "C1").table_rows == 2 + sum(n >= 2 for n in counts.values())
+
+
+def test_more_ids_than_a_table_has_rows_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlrm_scale.data.vocabulary._MOST_KEPT", 10)
+    with pytest.raises(DataError, match=r"column C1 has 11 ids that occur at least 2 times"):
+        _vocabulary(dict.fromkeys(range(11), 2), threshold=2)
+    assert _vocabulary(dict.fromkeys(range(11), 2), threshold=2, max_rows=12).table_rows == 12
+
+
+def test_a_full_disk_while_saving_is_a_named_error(tmp_path: Path) -> None:
+    counts = dict.fromkeys(range(50_000), 2)
+    vocabulary = _vocabulary(counts)
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Python ignores SIGXFSZ, so that a write beyond the limit is an error as on a full disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, old[1]))
+    try:
+        with pytest.raises(DatasetError, match=r"vocabulary-C1\.parquet can't be written"):
+            save_vocabulary(tmp_path, vocabulary, _chunks(counts, 10_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
 
 
 def test_an_absent_damaged_or_foreign_vocabulary_is_refused(tmp_path: Path) -> None:
