@@ -41,6 +41,7 @@ class BagColumns:
     def __init__(self, names: Sequence[str]) -> None:
         self.flags = np.isin(CATEGORY_COLUMNS, names)
         self._names = tuple(names)
+        self._joined = np.empty(0, np.int32)
         self._indices = np.flatnonzero(self.flags)
 
     def scatter(
@@ -66,7 +67,10 @@ class BagColumns:
         return pools, scatter_bags(ids, starts, self._indices, places, words, pools[pool_index], used)
 
     def _ids_of(self, rows: Rows, skip: int, count: int) -> tuple[Int32s, Int64s]:
-        """Return the ids of some rows, column after column, and where bags start among them: `[M, count + 1]`."""
+        """Return the ids of some rows, column after column, and where bags start among them: `[M, count + 1]`.
+
+        The ids' memory is used again by the next call.
+        """
         ids: list[Int32s] = []
         starts, done = np.empty((len(self._names), count + 1), np.int64), 0
         for m, name in enumerate(self._names):
@@ -74,7 +78,9 @@ class BagColumns:
             ids.append(rows.bags[name].values[offsets[0] : offsets[-1]])
             np.add(offsets, done - int(offsets[0]), out=starts[m], dtype=np.int64)
             done += len(ids[-1])
-        return np.concatenate(ids), starts
+        if done > len(self._joined):
+            self._joined = np.empty(done + done // 4, np.int32)
+        return np.concatenate(ids, out=self._joined[:done]), starts
 
 
 class RaggedRows:

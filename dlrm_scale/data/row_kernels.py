@@ -4,6 +4,8 @@ A row is 40 words of 4 bytes: label, 13 dense features (their bits), 26 ids. Whe
 a word of a multi-hot column holds the length of the row's bag, and word 40 the place of the row's bags in a pool of
 ids, where they stand one after the other in the order of columns.
 
+Places in pools are unsigned: numba lets signed indices wrap, and a check for that in the innermost loop costs a third.
+
 Shapes: S streams of W rows a window, n rows of a record batch, B rows of a batch, T of them true, M multi-hot columns.
 """
 
@@ -66,16 +68,18 @@ def scatter_bags(
     used: int,
 ) -> int:
     """Append the bags of rows to the pool, and lengths and place to the rows; returns the ids in the pool."""
+    end = np.uint64(used)
     for k in range(len(places)):
         row = words[places[k]]
-        row[40] = used
+        row[40] = end
         for m in range(len(columns)):
-            first, last = starts[m, k], starts[m, k + 1]
-            row[14 + columns[m]] = last - first
-            for i in range(first, last):
-                pool[used] = ids[i]
-                used += 1
-    return used
+            first = np.uint64(starts[m, k])
+            length = np.uint64(starts[m, k + 1]) - first
+            row[14 + columns[m]] = length
+            for i in range(length):
+                pool[end + i] = ids[first + i]
+            end += length
+    return int(end)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -141,9 +145,10 @@ def copy_ragged_rows(
             for c in range(40):
                 row[c] = source[c]
             row[40] = used
-            first = source[40]
-            for i in range(count):
-                pool[used + i] = pools[s, first + i]
+            first, end = np.uint64(source[40]), np.uint64(used)
+            window_pool = pools[s]
+            for i in range(np.uint64(count)):
+                pool[end + i] = window_pool[first + i]
             used += count
             begin[s] += 1
             left[s] -= 1
@@ -188,16 +193,17 @@ def emit_rows(
         labels[t] = row[0]
         for c in range(13):
             dense[t, c] = row[1 + c]
-        first = row[40]
+        first = np.uint64(row[40])
         for c in range(26):
             offsets[c * rows + t] = place[c]
             if is_multi_hot[c]:
-                length = row[14 + c]
+                length = np.uint64(row[14 + c])
                 lengths[c * rows + t] = length
+                target = np.uint64(place[c])
                 for i in range(length):
-                    values[place[c] + i] = pool[first + i]
+                    values[target + i] = pool[first + i]
                 first += length
-                place[c] += length
+                place[c] += row[14 + c]
             else:
                 lengths[c * rows + t] = 1
                 values[place[c]] = row[14 + c]
