@@ -16,7 +16,7 @@ from numba import njit
 
 from dlrm_scale.data.id_hash import mix
 
-__all__ = ["MERGE_SCRATCH_BYTES", "CountTable", "MergeTable"]
+__all__ = ["MERGE_SCRATCH_BYTES", "CountTable", "MergeTable", "ends_within"]
 
 _FIRST_BITS = 10
 _MERGE_LIMIT = 1 << 14
