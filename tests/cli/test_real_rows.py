@@ -82,3 +82,8 @@ def test_another_vocabulary_is_refused_in_evaluation(
     same = ("--vocabulary-from", tmp_path / "first", "--validation", "0.5")
     run_json(capsys, "preprocess", tmp_path / "later.tsv", "--out", tmp_path / "right", *same)
     assert run_json(capsys, "evaluate", tmp_path / "run", "--data", tmp_path / "right")["rows"] > 1000
+    unlabeled = shared_data / "kaggle" / "kaggle_test_nolabel_1999.tsv"
+    flags = ("--unlabeled", "--vocabulary-from", tmp_path / "first")
+    run_json(capsys, "preprocess", unlabeled, "--out", tmp_path / "unlabeled", *flags)
+    assert run_command("evaluate", tmp_path / "run", "--data", tmp_path / "unlabeled", "--split", "test") == 1
+    assert "its rows have no labels (--unlabeled)" in capsys.readouterr().err
