@@ -52,6 +52,10 @@ def preprocess(
     max_rows_per_table: Annotated[
         int | None, typer.Option(help="Rows of a table, at most (frequency) or exactly (others).", metavar="N")
     ] = None,
+    max_rows: Annotated[
+        list[str] | None,
+        typer.Option(help="Rows of one column's table, as in C3=5000. Repeatable.", metavar="COLUMN=N"),
+    ] = None,
     vocabulary_from: Annotated[
         Path | None,
         typer.Option(
@@ -127,6 +131,7 @@ def preprocess(
         vocabulary=vocabulary.value if vocabulary is not None else None,
         threshold=threshold,
         max_rows_per_table=max_rows_per_table,
+        max_rows=_rows_by_column(_mapping("--max-rows", max_rows or [], "C3=5000")),
         vocabulary_from=vocabulary_from,
         validation=validation,
         layout=TextLayout(
@@ -138,7 +143,7 @@ def preprocess(
             multi_hot=_columns(multi_hot),
             pad_short_rows=pad_short_rows,
         ),
-        columns=_mapping(column or []),
+        columns=_mapping("--column", column or [], "C1=user_id"),
         max_bad_rows=max_bad_rows,
         jobs=jobs if jobs is not None else len(os.sched_getaffinity(0)),
         memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
@@ -175,16 +180,25 @@ def _columns(text: str | None) -> tuple[str, ...]:
     return (*(name for name in CATEGORY_COLUMNS if name in named), *sorted(named - {*CATEGORY_COLUMNS}))
 
 
-def _mapping(texts: list[str]) -> dict[str, str]:
+def _mapping(option: str, texts: list[str], example: str) -> dict[str, str]:
     from dlrm_scale.errors import ConfigError
 
     result: dict[str, str] = {}
     for text in texts:
-        name, equals, source = text.partition("=")
-        if not (name and equals and source) or name in result:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value) or name in result:
             raise ConfigError(
-                f"--column {text!r}" + (f" names {name} again" if name in result else " is no NAME=SOURCE"),
-                remedy="write it as --column C1=user_id, once for each column",
+                f"{option} {text!r}" + (f" names {name} again" if name in result else " lacks a name or a value"),
+                remedy=f"write it as {option} {example}, once for each column",
             )
-        result[name] = source
+        result[name] = value
     return result
+
+
+def _rows_by_column(texts: dict[str, str]) -> dict[str, int]:
+    from dlrm_scale.errors import ConfigError
+
+    for name, text in texts.items():
+        if not text.isdecimal():
+            raise ConfigError(f"--max-rows {name}={text} is no number of rows", remedy="write it as --max-rows C3=5000")
+    return {name: int(text) for name, text in texts.items()}

@@ -41,7 +41,7 @@ def finish_dataset(
     try:
         check_rows(new, job.rule, job.notes, earlier_rows=sum(int(sums.rows[0]) for _, sums in old))
         if job.given_ids and job.source is None:
-            vocabularies = given_vocabularies(new, job.options.max_rows_per_table, staging.path)
+            vocabularies = given_vocabularies(new, job.options, staging.path)
     except DataError:
         staging.leave_nothing()
         raise

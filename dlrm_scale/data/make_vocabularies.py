@@ -56,7 +56,7 @@ def frequency_vocabularies(
             name,
             merged,
             threshold=options.threshold or DEFAULT_THRESHOLD,
-            max_rows=options.max_rows_per_table,
+            max_rows=options.rows_of(name),
             on_counted=check,
         )
         save_vocabulary(folder, vocabulary, merged)
@@ -65,10 +65,11 @@ def frequency_vocabularies(
 
 def rule_vocabularies(options: PreprocessOptions, folder: Path) -> None:
     """Save vocabularies that map ids by a rule (hash, modulo), without having seen any."""
-    method, rows = options.vocabulary, options.max_rows_per_table
+    method = options.vocabulary
     assert method in ("hash", "modulo")
-    assert rows is not None
     for column in CATEGORY_COLUMNS:
+        rows = options.rows_of(column)
+        assert rows is not None
         save_vocabulary(folder, hashed_vocabulary(column, method, rows=rows))
 
 
@@ -82,23 +83,24 @@ def copy_vocabularies(source: Dataset, folder: Path) -> None:
         save_vocabulary(folder, vocabulary, read_counts(source.path, vocabulary.column))
 
 
-def given_vocabularies(total: FileStatistics, rows: int | None, folder: Path) -> list[Vocabulary]:
+def given_vocabularies(total: FileStatistics, options: PreprocessOptions, folder: Path) -> list[Vocabulary]:
     """Save and return vocabularies of ids that are table rows already, when all ids have been seen.
 
     Args:
         total: sums over all rows.
-        rows: rows of every table; None: as many as the column's largest id needs.
+        options: the rows of the tables; where they don't say, as many as the column's largest id needs.
         folder: where to.
 
     Raises:
-        DataError: an id is beyond `rows`.
+        DataError: an id is beyond them.
     """
     result = []
     for name, largest in zip(CATEGORY_COLUMNS, total.largest_id.tolist(), strict=True):
+        rows = options.rows_of(name)
         if rows is not None and largest >= rows:
             raise DataError(
-                f"column {name}: id {largest:,} is given, --max-rows-per-table {rows:,} has rows 0 to {rows - 1:,}",
-                remedy="give more rows, or leave --max-rows-per-table out",
+                f"column {name}: id {largest:,} is given, a table of {rows:,} rows has rows 0 to {rows - 1:,}",
+                remedy="give more rows with --max-rows-per-table or --max-rows, or leave them out",
             )
         result.append(given_vocabulary(name, rows=rows if rows is not None else max(1, largest + 1)))
         save_vocabulary(folder, result[-1])

@@ -92,5 +92,9 @@ def vocabulary_rule(job: Job) -> dict[str, object]:
         return {"from_dataset": job.source.fingerprint}
     options = job.options
     method = options.method(job.format)
-    rule: dict[str, object] = {"method": method, "max_rows_per_table": options.max_rows_per_table}
+    rule: dict[str, object] = {
+        "method": method,
+        "max_rows_per_table": options.max_rows_per_table,
+        "max_rows": dict(options.max_rows),
+    }
     return {**rule, "threshold": options.threshold or DEFAULT_THRESHOLD} if method == "frequency" else rule

@@ -8,7 +8,7 @@ from dlrm_scale.data.inputs import InputFormat
 from dlrm_scale.data.text_layout import CRITEO_LAYOUT, TextLayout
 from dlrm_scale.data.vocabulary import FIRST_ID_ROW, Method
 from dlrm_scale.errors import ConfigError
-from dlrm_scale.schema import RAW_COLUMNS
+from dlrm_scale.schema import CATEGORY_COLUMNS, RAW_COLUMNS
 
 __all__ = ["DEFAULT_THRESHOLD", "PreprocessOptions"]
 
@@ -26,6 +26,7 @@ class PreprocessOptions:
         threshold: frequency: occurrences in training rows that an id needs for a row of its own; None is
             `DEFAULT_THRESHOLD`.
         max_rows_per_table: rows of a table at most (frequency) or exactly (hash, modulo, given); rows 0 and 1 count.
+        max_rows: the same for single columns, by name.
         vocabulary_from: folder of a dataset whose vocabularies are taken instead of making new ones. The folder that
             is written to: the input is added to it as new days.
         validation: last-file, a fraction, or none; None chooses by the number of files.
@@ -40,6 +41,7 @@ class PreprocessOptions:
     vocabulary: Method | None = None
     threshold: int | None = None
     max_rows_per_table: int | None = None
+    max_rows: Mapping[str, int] = field(default_factory=dict)
     vocabulary_from: Path | None = None
     validation: str | None = None
     layout: TextLayout = CRITEO_LAYOUT
@@ -66,9 +68,15 @@ class PreprocessOptions:
                     f"--column {name}={self.columns[name]}: there is no column {name!r}",
                     remedy="name label, I1 to I13 or C1 to C26 before the equals sign",
                 )
+        for name in self.max_rows:
+            if name not in CATEGORY_COLUMNS:
+                raise ConfigError(
+                    f"--max-rows {name}={self.max_rows[name]}: there is no category column {name!r}",
+                    remedy="name C1 to C26 before the equals sign",
+                )
         if self.vocabulary_from is not None:
-            for name in ("vocabulary", "threshold", "max_rows_per_table"):
-                if getattr(self, name) is not None:
+            for name in ("vocabulary", "threshold", "max_rows_per_table", "max_rows"):
+                if getattr(self, name) not in (None, {}):
                     raise ConfigError(
                         f"--{name.replace('_', '-')} contradicts --vocabulary-from, which takes the mapping as it is",
                         remedy="leave one of them out",
@@ -109,16 +117,24 @@ class PreprocessOptions:
         """Return how ids become rows, unless `vocabulary_from` says it."""
         return self.vocabulary or ("given" if format == "npy" else "frequency")
 
+    def rows_of(self, column: str) -> int | None:
+        """Return the rows of a column's table, at most or exactly; None: as many as its ids need."""
+        return self.max_rows.get(column, self.max_rows_per_table)
+
     def _check_rows(self, method: Method) -> None:
-        rows = self.max_rows_per_table
         least = 1 if method == "given" else FIRST_ID_ROW + 1
-        if rows is not None and not least <= rows < 2**31:
+        given = [("--max-rows-per-table", self.max_rows_per_table)]
+        given += [(f"--max-rows {name}", rows) for name, rows in self.max_rows.items()]
+        for option, rows in given:
+            if rows is not None and not least <= rows < 2**31:
+                raise ConfigError(
+                    f"{option} must be between {least} and {2**31 - 1}, got {rows}",
+                    remedy="rows 0 and 1 are for missing and unknown ids" if method != "given" else None,
+                )
+        without = [name for name in CATEGORY_COLUMNS if self.rows_of(name) is None]
+        if method in ("hash", "modulo") and without:
+            shown = "" if len(without) == len(CATEGORY_COLUMNS) else f"; {', '.join(without)} have none"
             raise ConfigError(
-                f"--max-rows-per-table must be between {least} and {2**31 - 1}, got {rows}",
-                remedy="rows 0 and 1 are for missing and unknown ids" if method != "given" else None,
-            )
-        if method in ("hash", "modulo") and rows is None:
-            raise ConfigError(
-                f"--vocabulary {method} needs the number of rows of each table",
+                f"--vocabulary {method} needs the number of rows of each table{shown}",
                 remedy="add --max-rows-per-table N",
             )

@@ -263,10 +263,27 @@ def test_hashed_columns_report_distinct_ids_and_those_that_collide(tmp_path: Pat
     assert few.columns[0].statistics["colliding_ids"] == 0
 
 
+@pytest.mark.parametrize("vocabulary", ["frequency", "hash", "modulo"])
+def test_single_columns_have_capacities_of_their_own(tmp_path: Path, vocabulary: str) -> None:
+    rows = [make_row(0, [], [i % 100] * 26) for i in range(400)]
+    file = write_rows(tmp_path / "x.tsv", rows)
+    capacities = {"max_rows_per_table": 60, "max_rows": {"C2": 12, "C26": 90}}
+    _run(file, tmp_path / "out", vocabulary=vocabulary, validation="none", **capacities)
+    assert Dataset.open(tmp_path / "out").table_rows == {
+        **{f"C{i}": 60 for i in range(1, 27)},
+        "C2": 12,
+        "C26": 90,
+    }
+
+
 def test_options_about_another_format_are_refused(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "x.tsv", make_rows(5))
     for options, message in (
         ({"columns": {"C1": "user"}}, "--column names columns of Parquet files"),
+        ({"max_rows": {"I1": 5}}, "--max-rows I1=5: there is no category column"),
+        ({"max_rows": {"C1": 2}}, "--max-rows C1 must be between 3 and"),
+        ({"vocabulary": "hash", "max_rows": {"C1": 9}}, "needs the number of rows of each table; C2, C3,"),
+        ({"vocabulary_from": tmp_path, "max_rows": {"C1": 9}}, "--max-rows contradicts --vocabulary-from"),
         ({"columns": {"C27": "user"}}, "there is no column 'C27'"),
         ({"vocabulary": "given"}, "--vocabulary given is for .npy and Parquet"),
         ({"layout": TextLayout(multi_hot=("C27",))}, "--multi-hot names 'C27'"),
