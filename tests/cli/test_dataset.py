@@ -99,7 +99,7 @@ def test_show_has_a_column_for_bags_and_collisions_only_where_there_are_any(
     _with_statistics(plain, C1={"pooling": 1.0, "colliding_ids": None, "collision_rate": 0.0})
     assert run_command("dataset", "show", plain.path) == 0
     shown = capsys.readouterr().out
-    assert "ids a row" not in shown
+    assert "ids a" not in shown
     assert "colliding" not in shown
     bags = make_dataset(tmp_path / "bags", 100, multi_hot={"C3": 9, "C4": 2})
     _with_statistics(
@@ -109,10 +109,40 @@ def test_show_has_a_column_for_bags_and_collisions_only_where_there_are_any(
         C6={"colliding_ids": None, "collision_rate": 0.0},
     )
     assert run_command("dataset", "show", bags.path) == 0
-    lines = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if " C" in line}
-    assert "4.5" in lines["C3"]
-    assert "1,234 (6.2 %)" in lines["C3"]
-    assert lines["C5"].split("│")[-3].strip() == "1"
-    assert "7 (50.0 %)" in lines["C5"]
-    assert lines["C6"].split("│")[-2].strip() == "–"  # noqa: RUF001
-    assert lines["C4"].split("│")[-3].strip() == "–"  # noqa: RUF001
+    cells = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("C")}
+    # Name, 7 facts, ids a row, colliding ids and their share.
+    assert cells["C3"] == ["C3", "50", *["–"] * 6, "4.5", "1,234", "6.2"]  # noqa: RUF001
+    assert cells["C4"] == ["C4", "50", *["–"] * 9]  # noqa: RUF001
+    assert cells["C5"] == ["C5", "50", *["–"] * 6, "1", "7", "50.0"]  # noqa: RUF001
+    assert cells["C6"] == ["C6", "50", *["–"] * 6, "1", "–", "0.0"]  # noqa: RUF001
+
+
+def test_the_columns_of_large_tables_fit_into_80_characters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    dataset = make_dataset(tmp_path / "dataset", 100, multi_hot={"C20": 9})
+    facts = {
+        "missing_rate": 0.468, "unique_ids": 292_775_614, "kept_ids": 39_999_998, "coverage": 1.0,
+        "held_out_out_of_vocabulary_rate": 0.1234, "hot_row_curve": {"0.01": 1.0}, "pooling": 100.0,
+    }  # fmt: skip
+    columns = tuple(
+        replace(c, table_rows=40_000_000, statistics=facts) if c.name == "C20" else c for c in dataset.manifest.columns
+    )
+    write_manifest(dataset.path, replace(dataset.manifest, columns=columns))
+    assert run_command("dataset", "show", dataset.path) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    shown = next(line for line in lines if line.startswith("C20"))
+    assert shown.split() == [
+        "C20",
+        "40,000,000",
+        "46.8",
+        "292,775,614",
+        "39,999,998",
+        "100.0",
+        "12.3",
+        "100.0",
+        "100.0",
+    ]
+    assert len(shown) <= 80
+    assert not any("…" in line for line in lines)
