@@ -18,7 +18,8 @@ _PIECE_BYTES = 12 * MIB
 _FIXED_BYTES = 130 * MIB
 # Read and write buffers of a file; the tables in which its ids are counted first belong to its counts.
 _FILE_BYTES = 16 * MIB
-_LEAST_COUNT_BYTES = 48 * MIB
+# Below this the tables in which ids are counted first no longer have their full size.
+_LEAST_COUNT_BYTES = 64 * MIB
 _DEFAULT_COUNT_BYTES = 2 * GIB
 
 
