@@ -124,7 +124,7 @@ class RaggedRows:
         if total > _MOST_IDS:
             raise ConfigError(
                 f"a rank's batch of {len(self.words):,} rows has {total:,} ids, {_MOST_IDS:,} is the most",
-                remedy="use a smaller data.batch_size, or more ranks",
+                remedy="use a smaller batch size, or more ranks",
             )
         return self._counts
 
@@ -151,8 +151,13 @@ class RaggedRows:
         )
 
 
-def with_room(pools: Int32s, needed: int) -> Int32s:
+def with_room(pools: Int32s, needed: int, setting: str = "data.window_rows") -> Int32s:
     """Return pools for `needed` ids each: `[P, capacity]`, the same ones if they are large enough.
+
+    Args:
+        pools: `[P, capacity]`.
+        needed: ids.
+        setting: what decides on the number of rows whose ids the pools hold.
 
     Raises:
         ConfigError: rows keep the place of their bags as int32.
@@ -161,8 +166,8 @@ def with_room(pools: Int32s, needed: int) -> Int32s:
         return pools
     if needed > _MOST_IDS:
         raise ConfigError(
-            f"a window of rows has {needed:,} ids in multi-hot columns, {_MOST_IDS:,} is the most",
-            remedy="use a smaller data.window_rows",
+            f"{needed:,} ids of multi-hot columns must be in memory at once, {_MOST_IDS:,} is the most",
+            remedy=f"use a smaller {setting}",
         )
     larger = np.empty((len(pools), min(needed + needed // 4, _MOST_IDS)), np.int32)
     larger[:, : pools.shape[1]] = pools

@@ -120,7 +120,8 @@ class WindowBuffers:
                 self._read_window(s)
             else:
                 # As much again as the rows so far took, or the largest window's ids for a start.
-                rows.pools = with_room(rows.pools, rows.used + max(rows.used, self._pools.shape[1]))
+                more = max(rows.used, self._pools.shape[1])
+                rows.pools = with_room(rows.pools, rows.used + more, "data.batch_size")
 
     def _begin(self, counts: Int64s) -> None:
         self._missing[:] = counts

@@ -16,7 +16,8 @@ from dlrm_scale.batch import Batch
 from dlrm_scale.config import DataConfig
 from dlrm_scale.data.dataset import Dataset
 from dlrm_scale.data.loader import TrainLoader
-from dlrm_scale.errors import DatasetError
+from dlrm_scale.data.ragged_rows import BagColumns, RaggedRows, with_room
+from dlrm_scale.errors import ConfigError, DatasetError
 from dlrm_scale.schema import CATEGORY_COLUMNS
 from tests.support.datasets import bags_of, make_dataset
 from tests.support.loader_steps import Step, check_step, evaluate, rows_global, rows_of
@@ -185,3 +186,28 @@ def test_a_file_truncated_during_training_reaches_the_trainer(tmp_path: Path) ->
         for _ in loader:
             pass
     loader.close()
+
+
+def test_more_ids_than_int32_counts_are_refused_with_the_setting_that_helps() -> None:
+    pools = np.empty((4, 10), np.int32)
+    assert with_room(pools, 10) is pools
+    with pytest.raises(ConfigError, match=r"2,147,483,648 ids(.|\n)*data\.window_rows"):
+        with_room(pools, 1 << 31)
+    rows = RaggedRows(BagColumns(["C1", "C2"]))
+    rows.begin(2)
+    rows.words[:] = 1 << 29
+    with pytest.raises(ConfigError, match=r"2 rows has 2,147,483,696 ids(.|\n)*batch size"):
+        rows.count()
+
+
+@pytest.mark.gpu
+def test_pinned_bags_reach_the_gpu_with_the_same_content(dataset: Dataset, bags: list[list[list[int]]]) -> None:
+    copies = []
+    loader = TrainLoader(dataset, DataConfig(batch_size=2_048), rank=0, ranks=3, epochs=1, pin_memory=True)
+    for batch in loader:  # Host buffers are used again while copies are still under way.
+        features = batch.sparse_features
+        assert all(t.is_pinned() for t in (features.values(), features.lengths(), features.offsets()))
+        copies.append(batch.to(torch.device("cuda"), non_blocking=True))
+    torch.cuda.synchronize()
+    for copy in copies:
+        _check_bags(copy.to(torch.device("cpu")), bags)
