@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlrm_scale.data import id_index
 from dlrm_scale.data.count_runs import CountChunk
+from dlrm_scale.data.id_hash import id_hashes
 from dlrm_scale.data.raw_block import FIRST_CATEGORY_BIT
 from dlrm_scale.data.vocabulary import (
     Vocabulary,
@@ -150,11 +152,27 @@ def test_the_fingerprint_tells_vocabularies_of_equal_size_apart_and_stays_what_i
     assert mapping_fingerprint([_vocabulary({5: 1, 7: 1}), made[1]]) != mapping_fingerprint(made)
 
 
-@pytest.mark.parametrize("kept", [0, 1, 2, 3, 1000, 70_000])
+@pytest.mark.parametrize("kept", [0, 1, 2, 3, 1000, 70_000, 1 << 20, (1 << 20) + 1])
 def test_a_vocabulary_takes_the_memory_that_was_predicted(kept: int) -> None:
     vocabulary = _vocabulary(dict.fromkeys(range(kept), 1))
     assert vocabulary.memory_bytes == predicted_memory_bytes(kept)
-    assert vocabulary.memory_bytes <= 8 * kept + 8
+    assert vocabulary.memory_bytes <= (8 if kept > 1 << 20 else 36) * kept + 16
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, 3, 700, 5000])
+def test_both_layouts_of_the_index_find_every_kept_id_and_no_other(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(kept)
+    ids = np.unique(random.integers(0, 2**32, 2 * kept + 8, np.uint32))
+    ids = ids[np.argsort(id_hashes(ids))]
+    kept_ids = ids[np.sort(random.permutation(len(ids))[:kept])]
+    expected = {int(id): 2 + i for i, id in enumerate(kept_ids)}
+    for most in (1 << 20, -1):
+        monkeypatch.setattr(id_index, "_TABLE_IDS_MAX", most)
+        rows = np.empty(len(ids), np.int32)
+        index = id_index.id_index(kept_ids)
+        assert index.dtype == (np.uint64 if most > 0 else np.int32)
+        id_index.find_rows(index, kept_ids, ids, rows)
+        assert rows.tolist() == [expected.get(int(id), 1) for id in ids]
 
 
 @pytest.mark.parametrize("method", ["frequency", "hash", "modulo", "given"])
