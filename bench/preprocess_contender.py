@@ -60,22 +60,19 @@ def _memory_bytes(entry: str) -> int:
 
 def parse_and_transform(files: list[Path], folder: Path, options: Options, *, keep: bool = False) -> list[Any]:
     """Read rows and make features, on one thread; ids stay raw. Nothing is written."""
-    from dlrm_scale.data.compressed import open_bytes
     from dlrm_scale.data.transforms import dense_features
-    from dlrm_scale.data.tsv import read_blocks
+    from dlrm_scale.data.tsv import TextSource
 
     kept = []
     for file in files:
-        with open_bytes(file) as source:
-            for block in read_blocks(source, on_bad_row=_refuse):
+        with TextSource(file) as source:
+            for piece in source.pieces():
+                block = source.parse(piece)
+                _equal("a synthetic file's rows", not block.bad_rows)
                 dense = dense_features(block.integers)
                 if keep:
-                    kept.append((dense.T.copy(), block.categories.T.copy()))
+                    kept.append((dense.T, block.categories.T))
     return kept
-
-
-def _refuse(row: object) -> None:
-    raise SystemExit(f"a bad row in a synthetic file: {row}")
 
 
 def dataset(files: list[Path], folder: Path, options: Options) -> None:
@@ -156,7 +153,7 @@ def _same_sharing(ours: Any, theirs: Any, their_rare: int) -> bool:
 
 def _equal(what: str, equal: bool) -> None:
     if not equal:
-        raise SystemExit(f"{what} aren't those of dlrm_scale")
+        raise SystemExit(f"{what} aren't those that they should be")
 
 
 CONTENDERS: dict[str, Contender] = {

@@ -135,10 +135,11 @@ def test_a_write_that_fails_is_one_message_and_exit_code_1(tmp_path: Path) -> No
 
 
 def _kept(out: Path) -> dict[str, tuple[int, int]]:
-    """Inode and time of what is finished: each note in the staging folder and the data beside it."""
+    """Inode and time of what is finished: each note in the staging folder and the data that it is about."""
     kept = {}
     for note in (out / ".building").glob("*.json"):
-        for path in (note, note.with_suffix("")):
+        # Data whose note is there may have its final name already.
+        for path in (note, note.with_suffix(""), out / note.stem):
             with contextlib.suppress(FileNotFoundError):
                 kept[path.name] = (path.stat().st_ino, path.stat().st_mtime_ns)
     return kept
