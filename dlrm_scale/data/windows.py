@@ -3,8 +3,8 @@
 Shapes: S streams of this rank, up to W rows a window, B rows of this rank in a step, T of them true.
 
 Rows are permuted when a window is read and stand next to each other from then on, since a batch takes only a few of
-each stream: it copies runs of B / S x 160 bytes (36 ns a row; 65 ns with columns, 100 ns with rows in file order that
-are picked one by one).
+each stream: it copies runs of B / S x 160 bytes (36 ns a row; 65 ns with columns; rows left in file order and picked
+one by one take 2.7 times as long).
 
 Memory: a window of 16,384 rows may grow by one row less than a record batch: 64 streams with room for 24,575 rows take
 252 MB, divided between the ranks. The bags of multi-hot columns lie in a pool for each stream. All pools have room for
