@@ -227,7 +227,7 @@ def category_statistics(total: FileStatistics, vocabulary: Vocabulary, facts: Id
         "rows": int(total.rows[0]),
         "missing_rate": _rate(missing[0], total.rows[0]),
         "unique_ids": facts.unique_ids,
-        "kept_ids": vocabulary.table_rows - (0 if given else FIRST_ID_ROW),
+        "kept_ids": vocabulary.table_rows - FIRST_ID_ROW if vocabulary.method == "frequency" else None,
         "rows_looked_up": lookups.at_least(1),
         "coverage": _rate(present[0] - unknown[0], present[0]),
         "colliding_ids": facts.colliding_ids,

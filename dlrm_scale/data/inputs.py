@@ -184,7 +184,8 @@ def _files_of_folder(folder: Path, notes: list[str]) -> list[Path]:
             "day_0_dense.npy, day_0_sparse.npy, day_0_labels.npy, … and no .parquet files",
             remedy="name the files themselves",
         )
-    strangers = [path.name for path in names if path not in taken]
+    # What `synth` says about its files belongs there.
+    strangers = [path.name for path in names if path not in taken and path.name != "synthetic.json"]
     if strangers:
         shown = ", ".join(sorted(strangers)[:5]) + (", …" if len(strangers) > 5 else "")
         notes.append(f"{folder}: {len(strangers)} other entries were left out ({shown})")

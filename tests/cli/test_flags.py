@@ -11,8 +11,8 @@ FLAGS = {
     "synth": "OUT --rows --days --seed --preset --scale --multi-hot --gzip --force --json",
     "preprocess": (
         "INPUTS --out --vocabulary --threshold --max-rows-per-table --max-rows --vocabulary-from --validation "
-        "--pad-short-rows --max-bad-rows --jobs --memory-limit --delimiter --header --id-column --unlabeled --decimal-ids --multi-hot "
-        "--column --force --json"
+        "--pad-short-rows --max-bad-rows --jobs --memory-limit --delimiter --header --id-column --unlabeled "
+        "--decimal-ids --multi-hot --column --force --json"
     ),
     "train": "CONFIG --set --nproc --resume --init-from --json",
     "evaluate": "RUN --data --split --step --nproc --set --json",
