@@ -183,6 +183,12 @@ class TrainConfig(_Section):
     """Global batch size of evaluation; 0: the training batch size."""
     collective_timeout_seconds: Positive = 300
     """How long a rank waits for the others before it gives up."""
+    deterministic: bool = False
+    """Two runs of one config on equal ranks and threads agree to the last bit. On CPU they do anyway; this makes torch
+    refuse what it can't repeat, and on CUDA costs speed."""
+    memory_check: Literal["refuse", "warn"] = "refuse"
+    """What to do when the memory that a run is predicted to need isn't there: refuse it before anything is allocated,
+    or warn and try."""
 
 
 class CheckpointConfig(_Section):
