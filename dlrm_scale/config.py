@@ -181,6 +181,11 @@ class TrainConfig(_Section):
     """Rows of a validation during training, from the start of the split; 0: all. The last one uses all."""
     validation_batch_size: NonNegative = 0
     """Global batch size of evaluation; 0: the training batch size."""
+    best_metric: Literal["logloss", "auc", "none"] = "logloss"
+    """What tells the best checkpoint. A validation that improves it saves one, which is kept; none keeps no best."""
+    auc: Literal["auto", "exact", "binned"] = "auto"
+    """AUC of evaluation. exact takes 4 bytes a row, spread over the ranks; binned takes fixed memory and states its
+    largest error; auto: exact up to 268,435,456 rows."""
     collective_timeout_seconds: Positive = 300
     """How long a rank waits for the others before it gives up."""
     deterministic: bool = False
