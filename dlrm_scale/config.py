@@ -158,6 +158,9 @@ class ShardingConfig(_Section):
     """Ranks that count as one host for table_row_wise, table_column_wise and grid_shard; 0: the launcher's."""
     device_memory: str = ""
     """Memory a rank for the planner, as in 80GiB; empty: what the device has."""
+    all_to_all_precision: Literal["fp32", "fp16", "bf16"] = "fp32"
+    """Precision in which pooled vectors and their gradients travel between ranks, under every type but data_parallel;
+    fp16 halves the bytes and overflows beyond 65504. bf16 is refused on CPU, where TorchRec would send fp16."""
 
 
 class TrainConfig(_Section):
@@ -172,7 +175,22 @@ class TrainConfig(_Section):
     pipeline: Literal["auto", "plain", "sparse_dist"] = "auto"
     """auto: plain on CPU (sparse_dist costs 10-17 % there and hides nothing), sparse_dist on CUDA."""
     threads_per_rank: NonNegative = 0
-    """CPU threads a rank; 0: the cores divided by the local ranks."""
+    """CPU threads a rank; 0: the cores, as far as affinity and a container's quota allow, divided by the local
+    ranks."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Precision of the dense part, in training and evaluation alike. bf16: autocast; weights, optimizer state, tables
+    and loss stay fp32. A resumed run may change it."""
+    micro_batches: Positive = 1
+    """Parts of a rank's batch whose dense forward and backward passes follow one another, so that activations of
+    one part alone are held. One lookup and one update a step, so the result equals the large batch but for rounding."""
+    gradient_clip_norm: Annotated[float, Field(ge=0)] = 0.0
+    """Largest global norm of the dense gradients, averaged over ranks; longer ones are scaled down to it. 0: off.
+    Tables aren't clipped: sharded ones are updated inside the backward pass, before any norm is known."""
+    compile: Literal["off", "dense"] = "off"
+    """dense: torch.compile for the MLPs and the interaction. Where that fails, training goes on uncompiled with a
+    note that says why. Changes rounding."""
+    tf32: bool = False
+    """Let CUDA multiply fp32 matrices in TF32: faster, with 10 bits of mantissa. Refused on CPU, which has none."""
     log_every_steps: Positive = 20
     """Steps between log lines."""
     validate_every_steps: NonNegative = 0
