@@ -193,6 +193,9 @@ class TrainConfig(_Section):
     """Let CUDA multiply fp32 matrices in TF32: faster, with 10 bits of mantissa. Refused on CPU, which has none."""
     log_every_steps: Positive = 20
     """Steps between log lines."""
+    profile_steps: Annotated[tuple[Positive, ...], Field(max_length=20)] = ()
+    """Steps, 1 for a run's first, whose torch profiler traces every rank writes into the run's folder `profile/`, as in
+    [100, 101]; at most 20, as a trace takes about a megabyte a step."""
     validate_every_steps: NonNegative = 0
     """Steps between validations; 0: only at the end."""
     validation_rows: NonNegative = 0
