@@ -15,6 +15,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from dlrm_scale.batch import Batch
 from dlrm_scale.sharding.table_kernels import sharded_collections
+from dlrm_scale.telemetry import StepClock
 
 __all__ = ["ForwardOverrides", "SparseDistSteps"]
 
@@ -28,12 +29,47 @@ class SparseDistSteps(TrainPipelineSparseDist):
         model: a `DistributedModelParallel`; steps train in training mode and only score in evaluation mode.
         optimizer: has `zero_grad` and `step`.
         device: where the model is.
+        phases: charged with what the main thread does in each part of a step, which may be for a later batch.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Any, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, optimizer: Any, device: torch.device, phases: StepClock | None = None) -> None:
         """Start with an empty pipeline."""
-        super().__init__(model, optimizer, device, execute_all_batches=True)
+        self._phases = phases or StepClock()
+        self._called = model
+        super().__init__(model, optimizer, device, execute_all_batches=True, custom_model_fwd=self._forward)
         self.applied: Batch | None = None
+
+    def _forward(self, batch: Any) -> Any:
+        with self._phases.interval("dense_forward"):
+            return self._called(batch)
+
+    def _next_batch(self, dataloader_iter: Iterator[Batch]) -> Batch | None:
+        with self._phases.interval("data_wait"):
+            batch: Batch | None = super()._next_batch(dataloader_iter)
+        return batch
+
+    def copy_batch_to_gpu(self, dataloader_iter: Iterator[Batch]) -> Any:
+        """Take the next batch and start its copy."""
+        with self._phases.interval("copy"):
+            return super().copy_batch_to_gpu(dataloader_iter)
+
+    def start_sparse_data_dist(self, batch: Batch | None, context: Any) -> None:
+        """Start the exchange of a batch's ids with that of their numbers."""
+        with self._phases.interval("input_all_to_all"):
+            super().start_sparse_data_dist(batch, context)
+
+    def wait_sparse_data_dist(self, context: Any) -> None:
+        """Wait for the numbers of ids, then start the exchange of the ids."""
+        with self._phases.interval("input_all_to_all"):
+            super().wait_sparse_data_dist(context)
+
+    def _backward(self, losses: torch.Tensor) -> None:
+        with self._phases.busy("backward"):
+            super()._backward(losses)
+
+    def _optimizer_step(self) -> None:
+        with self._phases.interval("dense_optimizer"):
+            super()._optimizer_step()
 
     def dequeue_batch(self) -> None:
         """Note the batch that the step just done was for."""
