@@ -105,6 +105,12 @@ class LineReader:
                 if lines:
                     end = _after_last_line_feed(buffer, filled)
                 if at_end and end < filled:
+                    if buffer[filled - 1] == 0:
+                        raise DataError(
+                            f"{self._source.path} ends in zero bytes after line {line + lines - 1:,}: its size was set "
+                            "before all of it was written",
+                            remedy="get the file again",
+                        )
                     unterminated = end
                     buffer[filled] = _LF
                     filled += 1

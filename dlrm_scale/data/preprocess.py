@@ -40,6 +40,7 @@ from dlrm_scale.data.spool import spool_stdin
 from dlrm_scale.data.staging import (
     Staging,
     finished_request,
+    remove_leftovers,
     request_key,
 )
 from dlrm_scale.data.vocabulary import Vocabulary, given_vocabulary
@@ -122,6 +123,7 @@ def preprocess(
     else:
         done = None if options.force else _up_to_date(out, request)
     if done is not None:
+        remove_leftovers(out, request)
         return PreprocessResult(manifest=done, up_to_date=True, notes=tuple(notes), seconds=time.monotonic() - started)
     notes += _name_notes(files) if format == "text" else []
     try:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,7 +22,15 @@ from dlrm_scale.data.dataset import MANIFEST_FILE
 from dlrm_scale.data.durable import fsync_folder
 from dlrm_scale.errors import DatasetError
 
-__all__ = ["REJECTED_FILE", "REQUEST_FILE", "Staging", "finished_request", "request_key", "write_json"]
+__all__ = [
+    "REJECTED_FILE",
+    "REQUEST_FILE",
+    "Staging",
+    "finished_request",
+    "remove_leftovers",
+    "request_key",
+    "write_json",
+]
 
 REQUEST_FILE = "preprocess.json"
 """Beside the manifest: inputs and options, for `up to date`. Not part of the fingerprint, which is about content."""
@@ -68,6 +76,25 @@ def _read_json(file: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None
+
+
+def remove_leftovers(folder: Path, request: Mapping[str, Any]) -> None:
+    """Remove the staging folder that a process left which died between the manifest and its own clean-up.
+
+    Another process's, or that of other input, stays.
+
+    Args:
+        folder: of a finished dataset.
+        request: what it was made from.
+    """
+    staging = Staging(folder, request)
+    if not staging.path.is_dir():
+        return
+    known = _read_json(staging.path / "request.json")
+    if known is not None and known.get("inputs") != request["inputs"]:
+        return
+    with contextlib.suppress(DatasetError), staging.locked():
+        staging.remove()
 
 
 class Staging:
@@ -184,6 +211,19 @@ class Staging:
             for pattern in _OURS:
                 for old in self.folder.glob(pattern):
                     old.unlink()
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock without looking at what is here.
+
+        Raises:
+            DatasetError: another process has it.
+        """
+        descriptor = self._locked()
+        try:
+            yield
+        finally:
+            os.close(descriptor)
 
     def _locked(self) -> int:
         file = self.path / "lock"

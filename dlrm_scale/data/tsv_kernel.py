@@ -210,7 +210,7 @@ def parse_rows(
             if not valid:
                 # An empty field at the end of a row, or no id at all.
                 if _row_end(buffer, cursor) < 0:
-                    return row, position, column, padded, more
+                    return row, position, column, padded, more_before
                 value32 = np.uint32(0)
                 absent |= np.uint64(1) << np.uint64(column)
             else:

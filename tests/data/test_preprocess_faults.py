@@ -17,7 +17,7 @@ import pytest
 
 from dlrm_scale.data.dataset import MANIFEST_FILE, Dataset
 from dlrm_scale.data.preprocess import PreprocessOptions, preprocess
-from dlrm_scale.errors import DatasetError
+from dlrm_scale.errors import DataError, DatasetError
 from tests.support.raw_rows import make_rows, write_rows
 
 MIB = 1024 * 1024
@@ -182,6 +182,18 @@ def test_a_run_that_is_killed_goes_on_to_a_byte_identical_dataset(tmp_path: Path
     _check_kills(tmp_path, files=3, copies=8, options=METHODS["frequency"], kills=3, seed=0)
 
 
+def test_what_a_run_leaves_that_is_killed_after_its_manifest_goes_with_the_next_run(tmp_path: Path) -> None:
+    inputs = _inputs(tmp_path, files=1, copies=1)
+    events = _kill_at(inputs, tmp_path / "unbroken", {}, -1)
+    assert events is not None
+    # The last event is the removal of the staging folder.
+    assert _kill_at(inputs, tmp_path / "out", {}, events) is None
+    Dataset.open(tmp_path / "out").verify()
+    assert (tmp_path / "out" / ".building").exists()
+    _run(inputs, tmp_path / "out")
+    assert not (tmp_path / "out" / ".building").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("files", "copies"), [(5, 20), (1, 200)])
@@ -189,6 +201,19 @@ def test_a_run_that_is_killed_anywhere_goes_on_to_a_byte_identical_dataset(
     tmp_path: Path, method: str, files: int, copies: int
 ) -> None:
     _check_kills(tmp_path, files=files, copies=copies, options=METHODS[method], kills=16, seed=copies)
+
+
+@pytest.mark.parametrize("zeros", [1, 512, 300_000])
+@pytest.mark.parametrize("cut", [0, 60], ids=["after a row", "within a row"])
+def test_zero_bytes_at_the_end_are_an_error_and_no_bad_row(tmp_path: Path, zeros: int, cut: int) -> None:
+    data = b"\n".join(make_rows(50)) + b"\n"
+    file = tmp_path / "x.tsv"
+    # What a download leaves that was given its full size beforehand.
+    file.write_bytes(data[: len(data) - cut] + bytes(zeros))
+    for method in METHODS.values():
+        with pytest.raises(DataError, match=rf"x\.tsv ends in zero bytes after line {49 if cut else 50}"):
+            _run([file], tmp_path / "out", max_bad_rows=10, **method)
+        assert not (tmp_path / "out").exists()
 
 
 def test_two_runs_into_one_folder_are_not_mixed(tmp_path: Path) -> None:
