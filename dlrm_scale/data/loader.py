@@ -117,7 +117,8 @@ class TrainLoader:
         self.start_step = self.start.epoch * self.steps_per_epoch + self.start.step_in_epoch
         self._rank, self._ranks = rank, ranks
         pool = BufferPool(config.prefetch_batches + _BATCHES_IN_USE, pin_memory=pin_memory)
-        source = _train_batches(dataset, self.order, self.start, rank, ranks, epochs, pool)
+        self._record_batches = RecordBatchCache(dataset)
+        source = _train_batches(dataset, self._record_batches, self.order, self.start, rank, ranks, epochs, pool)
         self._prefetcher = Prefetcher(source, depth=config.prefetch_batches, name="train-loader")
 
     def __iter__(self) -> Iterator[Batch]:
@@ -135,6 +136,16 @@ class TrainLoader:
         """How long the consumer has waited for batches so far."""
         return self._prefetcher.wait_seconds
 
+    @property
+    def fetch_seconds(self) -> float:
+        """How long the thread has read from storage so far."""
+        return self._record_batches.fetch_seconds
+
+    @property
+    def prep_seconds(self) -> float:
+        """How long the thread has made batches of what it had read so far."""
+        return max(0.0, self._prefetcher.making_seconds - self.fetch_seconds)
+
     def row_numbers(self, epoch: int, step_in_epoch: int) -> Int64s:
         """Return the numbers in the dataset of this rank's true rows of a global batch, in the batch's order."""
         return self.order.row_numbers(epoch, step_in_epoch, self._rank, self._ranks)
@@ -145,12 +156,19 @@ class TrainLoader:
 
 
 def _train_batches(
-    dataset: Dataset, order: Order, start: Cursor, rank: int, ranks: int, epochs: int, pool: BufferPool
+    dataset: Dataset,
+    record_batches: RecordBatchCache,
+    order: Order,
+    start: Cursor,
+    rank: int,
+    ranks: int,
+    epochs: int,
+    pool: BufferPool,
 ) -> Iterator[Batch]:
     streams = order.rank_streams(rank, ranks)
     columns = BagColumns(dataset.multi_hot) if dataset.multi_hot else None
     ragged = None if columns is None else RaggedRows(columns)
-    buffers = WindowBuffers(RecordBatchCache(dataset), streams, order.largest_window_rows, columns)
+    buffers = WindowBuffers(record_batches, streams, order.largest_window_rows, columns)
     full = order.share(0, rank, ranks)
     first_step = start.step_in_epoch
     for epoch in range(start.epoch, epochs):

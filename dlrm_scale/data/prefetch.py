@@ -49,6 +49,11 @@ class Prefetcher(Generic[T]):
         self._started = False
         self._finalizer = weakref.finalize(self, _stop, self._shared, self._thread)
 
+    @property
+    def making_seconds(self) -> float:
+        """How long the thread has been making items so far, without waiting for room."""
+        return self._shared.making_seconds
+
     def __iter__(self) -> Iterator[T]:
         return self
 
@@ -119,6 +124,7 @@ class _Shared(Generic[T]):
         self.error: BaseException | None = None
         self.ended = False
         self.stopping = False
+        self.making_seconds = 0.0
 
     def stop(self) -> None:
         with self.changed:
@@ -140,9 +146,12 @@ class _Shared(Generic[T]):
 def _run(source: Iterator[T], shared: _Shared[T], depth: int) -> None:
     error: BaseException | None = None
     try:
+        start = time.perf_counter()
         for item in source:
+            shared.making_seconds += time.perf_counter() - start
             if not shared.put(item, depth):
                 break
+            start = time.perf_counter()
         close = getattr(source, "close", None)
         if close is not None:
             close()

@@ -1,5 +1,6 @@
 """The record batches that were read last."""
 
+import time
 from collections import OrderedDict
 
 from dlrm_scale.data.dataset import Dataset, Rows
@@ -13,11 +14,15 @@ class RecordBatchCache:
     Args:
         dataset: where they come from.
         capacity: record batches that are kept.
+
+    Attributes:
+        fetch_seconds: how long reading took so far.
     """
 
     def __init__(self, dataset: Dataset, capacity: int = 8) -> None:
         self._dataset = dataset
         self._capacity = capacity
+        self.fetch_seconds = 0.0
         self._kept: OrderedDict[tuple[int, int], Rows] = OrderedDict()
 
     def read(self, part_index: int, record_batch_index: int) -> Rows:
@@ -29,7 +34,9 @@ class RecordBatchCache:
         key = (part_index, record_batch_index)
         rows = self._kept.get(key)
         if rows is None:
+            start = time.perf_counter()
             rows = self._kept[key] = self._dataset.read(part_index, record_batch_index)
+            self.fetch_seconds += time.perf_counter() - start
             if len(self._kept) > self._capacity:
                 self._kept.popitem(last=False)
         else:

@@ -367,6 +367,19 @@ def test_waiting_for_data_is_counted(dataset: Dataset) -> None:
     loader.close()
 
 
+def test_reading_and_preparing_are_measured_apart(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1, 1000))  # a second passes at every look
+    monkeypatch.setattr("dlrm_scale.data.record_batch_cache.time.perf_counter", lambda: next(clock))
+    loader = TrainLoader(dataset, DataConfig(batch_size=2_048), rank=0, ranks=1, epochs=1)
+    batches = sum(1 for _ in loader)
+    loader.close()
+    # The thread looks before and after each batch and each read: a second a read, and for each batch one and two more
+    # for each read in it.
+    reads = loader.fetch_seconds
+    assert reads >= 1
+    assert loader.prep_seconds == batches + 2 * reads - reads
+
+
 @pytest.mark.gpu
 def test_pinned_batches_reach_the_gpu_with_the_same_content(dataset: Dataset) -> None:
     config = DataConfig(batch_size=2_048)

@@ -181,3 +181,25 @@ def test_a_started_prefetcher_reads_ahead_before_the_first_next() -> None:
     prefetcher.start()
     assert taken.wait(10)
     assert list(prefetcher) == [7]
+
+
+def test_the_time_that_the_thread_makes_items_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock:
+        now = 0.0
+
+        def perf_counter(self) -> float:
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr("dlrm_scale.data.prefetch.time", clock)
+
+    def source() -> Iterator[int]:
+        for number in range(6):
+            clock.now += 2
+            yield number
+
+    prefetcher = Prefetcher(source(), depth=1, now=lambda: 0.0)
+    for number in range(6):
+        assert next(prefetcher) == number
+    assert list(prefetcher) == []
+    assert prefetcher.making_seconds == 12
