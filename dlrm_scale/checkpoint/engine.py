@@ -3,7 +3,7 @@
 import json
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch
 
 from dlrm_scale.checkpoint.chain import Chain
 from dlrm_scale.checkpoint.commit import Ballot, SaveKey, StoreLike, Vote
+from dlrm_scale.checkpoint.manifest import manifest_name
 from dlrm_scale.checkpoint.open_start import open_start
 from dlrm_scale.checkpoint.persist import PersistResult, PersistThread, SaveRequest, SaveWriter
 from dlrm_scale.checkpoint.snapshot import (
@@ -38,6 +39,7 @@ class SaveOutcome:
     Attributes:
         step: the step saved.
         seq: its sequence number.
+        manifest: its name, if it is committed.
         kind: `baseline` or `delta`.
         committed: whether it can be resumed from.
         bytes: of all ranks' files.
@@ -52,6 +54,7 @@ class SaveOutcome:
 
     step: int
     seq: int
+    manifest: str
     kind: str
     committed: bool
     bytes: int
@@ -86,6 +89,7 @@ class CheckpointEngine:
         config: intervals, ratios, timeouts. `every_steps` is the caller's business.
         optimizer: name of the tables' optimizer, as in `rowwise_adagrad`.
         resumed_from: the chain that the shards were restored from; deltas go on from it where its tables still fit.
+        pinned: manifests of checkpoints that are kept when old ones are removed; see `pin`.
         staging_limit_bytes: host memory for a copy of the rows; a larger save is written within the stall.
         storage: where to; a parameter for fault injection.
 
@@ -107,6 +111,7 @@ class CheckpointEngine:
         config: CheckpointConfig,
         optimizer: str,
         resumed_from: Chain | None = None,
+        pinned: Collection[str] = (),
         staging_limit_bytes: int = STAGING_LIMIT_BYTES,
         storage: LocalStorage | None = None,
     ) -> None:
@@ -141,9 +146,11 @@ class CheckpointEngine:
             start=start.number,
             optimizer=optimizer,
             keep_baselines=config.keep_baselines,
+            pinned=frozenset(pinned),
         )
         self._staging = HostStaging()
         self._staging_limit_bytes = staging_limit_bytes
+        self._start = start.number
         self._chain = start.chain
         self._next_seq = start.next_seq
         self._attempt = 0
@@ -166,7 +173,7 @@ class CheckpointEngine:
         rank_state: Mapping[str, torch.Tensor],
         extra: Mapping[str, object],
         rows_consumed: int | None = None,
-    ) -> None:
+    ) -> str:
         """Freeze the state of this step and write it in the background.
 
         Waits for the save before. Returns when training may go on.
@@ -178,6 +185,9 @@ class CheckpointEngine:
             rank_state: this rank's own tensors, as of its random generators.
             extra: more JSON: schedules, metrics, iteration counters.
             rows_consumed: rows of training data used so far.
+
+        Returns:
+            Name of the manifest that will be committed; `pin` takes it.
 
         Raises:
             CheckpointError: the save before failed and `on_failure` is `stop`, it hangs (as in `wait`), or another
@@ -230,6 +240,17 @@ class CheckpointEngine:
         thread = PersistThread(self._writer, request, self._chain, vote)
         thread.start()
         self._flight = _Flight(thread=thread, key=key, stall_seconds=time.perf_counter() - began, staged=staged)
+        return manifest_name(key.seq, self._start)
+
+    def pin(self, names: Collection[str]) -> None:
+        """Keep these checkpoints, and what they are based on, when old ones are removed; instead of those before.
+
+        The checkpoint of the last `save` is pinned in time when this is called before the next one.
+
+        Args:
+            names: of manifests.
+        """
+        self._writer.pinned = frozenset(names)
 
     def poll(self) -> list[SaveOutcome]:
         """Take the outcomes of saves that have ended since the last call; never waits, never raises.
@@ -286,6 +307,7 @@ class CheckpointEngine:
         outcome = SaveOutcome(
             step=flight.key.step,
             seq=flight.key.seq,
+            manifest=manifest_name(flight.key.seq, self._start),
             kind=flight.key.kind,
             committed=committed,
             bytes=result.outcome.size_bytes if result.outcome else 0,

@@ -94,6 +94,7 @@ class SaveWriter:
         start: number of the trainer's start.
         optimizer: name of the tables' optimizer.
         keep_baselines: chains that retention keeps.
+        pinned: manifests of checkpoints that it keeps besides; replaced as a whole, by the training thread.
         now: a clock in Unix seconds.
     """
 
@@ -105,6 +106,7 @@ class SaveWriter:
     start: int
     optimizer: str
     keep_baselines: int
+    pinned: frozenset[str] = frozenset()
     now: Callable[[], float] = field(default=time.time)
 
     def write(self, request: SaveRequest) -> Vote:
@@ -256,7 +258,11 @@ class SaveWriter:
     def _retain(self, tip_name: str) -> str | None:
         try:
             remove_old_chains(
-                self.storage, tip_name=tip_name, keep_baselines=self.keep_baselines, progress=self.ballot.progress
+                self.storage,
+                tip_name=tip_name,
+                keep_baselines=self.keep_baselines,
+                pinned=self.pinned,
+                progress=self.ballot.progress,
             )
         except Exception as error:
             return f"old checkpoints aren't removed: {_describe(error)}"

@@ -7,7 +7,7 @@ A file that no manifest names may be one that a rank is writing just now for the
 data of the manifests that it removes; only a start, before any rank writes, looks for files without a manifest.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from dlrm_scale.checkpoint.chain import ManifestFile, read_manifests
 from dlrm_scale.checkpoint.format import file_fault
@@ -23,7 +23,12 @@ __all__ = ["remove_old_chains", "sweep_orphans"]
 
 
 def remove_old_chains(
-    storage: LocalStorage, *, tip_name: str, keep_baselines: int, progress: Callable[[], None] = lambda: None
+    storage: LocalStorage,
+    *,
+    tip_name: str,
+    keep_baselines: int,
+    pinned: Collection[str] = (),
+    progress: Callable[[], None] = lambda: None,
 ) -> list[str]:
     """Keep the last `keep_baselines` chains in the history of a commit and remove everything older than it.
 
@@ -34,6 +39,7 @@ def remove_old_chains(
         storage: the checkpoints.
         tip_name: manifest of the newest commit.
         keep_baselines: chains to keep, at least 1.
+        pinned: manifests of checkpoints that are kept besides, with what they are based on.
         progress: called after each removal.
 
     Returns:
@@ -47,7 +53,7 @@ def remove_old_chains(
     if kept is None:
         return []
     tip_age = _age(kept[0])
-    kept_names = {manifest.name for manifest in kept}
+    kept_names = {manifest.name for manifest in kept} | _with_bases(files, pinned)
     old = [
         file.manifest
         for file in reversed(files.values())
@@ -109,6 +115,19 @@ def _history(
                 return history
         name = manifest.parent.name if manifest.parent else None
     return None
+
+
+def _with_bases(files: dict[str, ManifestFile], names: Collection[str]) -> set[str]:
+    """Names of manifests and of all that they are based on, back to a baseline."""
+    found: set[str] = set()
+    for tip in names:
+        name: str | None = tip
+        while name is not None and name in files and name not in found:
+            found.add(name)
+            manifest = files[name].manifest
+            based = manifest is not None and manifest.kind != "baseline" and manifest.parent is not None
+            name = manifest.parent.name if based and manifest is not None and manifest.parent is not None else None
+    return found
 
 
 def _remove(storage: LocalStorage, names: list[str], progress: Callable[[], None] = lambda: None) -> list[str]:

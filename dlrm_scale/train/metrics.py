@@ -6,7 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-__all__ = ["ClickMetrics", "click_metrics", "global_auc"]
+from dlrm_scale.train.click_sums import ClickSums
+from dlrm_scale.train.score_ranking import AucValue
+
+__all__ = ["ClickMetrics", "click_metrics", "global_auc", "metrics_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +21,7 @@ class ClickMetrics:
         positives: rows with label 1.
         logloss: mean binary cross-entropy (nats); None without rows.
         auc: area under the ROC curve; None when only one class is there.
+        auc_error_bound: the exact AUC is at most so far away: 0 for an exact one; None without AUC.
         normalized_entropy: logloss over the entropy of the base rate (He et al., ADKDD'14); None with one class.
         calibration: mean prediction over mean label; None without positives.
         base_rate_logloss: logloss of always predicting the mean label; None without rows.
@@ -28,6 +32,7 @@ class ClickMetrics:
     positives: int
     logloss: float | None
     auc: float | None
+    auc_error_bound: float | None
     normalized_entropy: float | None
     calibration: float | None
     base_rate_logloss: float | None
@@ -54,50 +59,49 @@ def global_auc(scores: NDArray[np.float32], labels: NDArray[np.uint8]) -> float 
 
 
 def click_metrics(logits: NDArray[np.float32], labels: NDArray[np.uint8]) -> ClickMetrics:
-    """Compute every metric over all rows at once, in float64.
+    """Compute every metric over all rows at once.
 
     Args:
         logits: `[N]` float32.
         labels: `[N]` uint8, 0 or 1.
     """
-    rows, positives = len(labels), int(labels.sum())
-    if not rows:
-        return ClickMetrics(
-            rows=0,
-            positives=0,
-            logloss=None,
-            auc=None,
-            normalized_entropy=None,
-            calibration=None,
-            base_rate_logloss=None,
-            note="no rows",
-        )
-    if not np.isfinite(logits).all():
+    sums = ClickSums()
+    sums.add(logits, labels)
+    auc = None if sums.nonfinite else global_auc(logits, labels)
+    return metrics_of(sums, AucValue(value=auc, error_bound=None if auc is None else 0.0))
+
+
+def metrics_of(sums: ClickSums, auc: AucValue) -> ClickMetrics:
+    """Make metrics of what was summed up over rows.
+
+    Args:
+        sums: over all rows.
+        auc: over the same rows.
+    """
+    rows, positives = sums.rows, sums.positives
+    if not rows or sums.nonfinite:
         return ClickMetrics(
             rows=rows,
             positives=positives,
             logloss=None,
             auc=None,
+            auc_error_bound=None,
             normalized_entropy=None,
             calibration=None,
             base_rate_logloss=None,
-            note=f"{int((~np.isfinite(logits)).sum())} predictions are not finite",
+            note=f"{sums.nonfinite} predictions are not finite" if rows else "no rows",
         )
-    z = logits.astype(np.float64)
-    y = labels.astype(np.float64)
-    # softplus(z) - y z, stable for large |z|
-    logloss = float(np.mean(np.maximum(z, 0) - y * z + np.log1p(np.exp(-np.abs(z)))))
     rate = positives / rows
     one_class = positives in (0, rows)
-    entropy = 0.0 if one_class else -(rate * np.log(rate) + (1 - rate) * np.log1p(-rate))
-    mean_prediction = float(np.mean(1 / (1 + np.exp(-z.clip(-700, 700)))))
+    entropy = 0.0 if one_class else float(-(rate * np.log(rate) + (1 - rate) * np.log1p(-rate)))
     return ClickMetrics(
         rows=rows,
         positives=positives,
-        logloss=logloss,
-        auc=global_auc(logits, labels),
-        normalized_entropy=None if one_class else logloss / float(entropy),
-        calibration=mean_prediction / rate if positives else None,
-        base_rate_logloss=float(entropy),
+        logloss=sums.mean_loss,
+        auc=auc.value,
+        auc_error_bound=auc.error_bound,
+        normalized_entropy=None if one_class else sums.mean_loss / entropy,
+        calibration=sums.mean_prediction / rate if positives else None,
+        base_rate_logloss=entropy,
         note=f"only label {int(positives > 0)} occurs: AUC and normalized entropy are undefined" if one_class else "",
     )

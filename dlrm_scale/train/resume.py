@@ -40,7 +40,7 @@ class RestoredRun:
     notes: list[str] = field(default_factory=list)
 
 
-def agree_on_chain(root: Path, ranks: Ranks, step: int | None = None) -> Chain | None:
+def agree_on_chain(root: Path, ranks: Ranks, step: int | None = None, *, manifest: str = "") -> Chain | None:
     """Find the newest valid checkpoint, the same on every rank.
 
     Rank 0 checks every hash of the newest, so that a damaged file is found before anything is restored; the others
@@ -50,6 +50,7 @@ def agree_on_chain(root: Path, ranks: Ranks, step: int | None = None) -> Chain |
         root: the run's checkpoints.
         ranks: the process group.
         step: take the checkpoint of this step instead of the newest.
+        manifest: take the checkpoint of this manifest, by its name; "" for one of the others.
 
     Raises:
         CheckpointError: checkpoints exist but none is whole, or ranks see different files.
@@ -57,7 +58,7 @@ def agree_on_chain(root: Path, ranks: Ranks, step: int | None = None) -> Chain |
     verdict: object = None
     if ranks.rank == 0:
         try:
-            chain = _choose(root, step)
+            chain = open_chain(root, manifest) if manifest else _choose(root, step)
             verdict = (chain.tip.name, chain.tip_sha256, chain.skipped) if chain is not None else None
         except CheckpointError as error:
             verdict = error

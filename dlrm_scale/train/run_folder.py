@@ -7,6 +7,7 @@ runs/a/
   log.jsonl         one JSON object a log step, appended
   tensorboard/      curves
   checkpoints/      see `checkpoint`
+  best.json         the best checkpoint by train.best_metric
   result.json       the last summary
 """
 
@@ -76,6 +77,11 @@ class RunFolder:
     def result(self) -> Path:
         """The last summary."""
         return self.path / "result.json"
+
+    @property
+    def best(self) -> Path:
+        """The best checkpoint."""
+        return self.path / "best.json"
 
     def exists(self) -> bool:
         """Whether a run has been started here."""

@@ -24,6 +24,8 @@ def metric_rows(metrics: dict[str, object]) -> list[tuple[str, str]]:
     ):
         value = metrics[name]
         rows.append((label, "undefined" if value is None else f"{value:.5f}"))
+        if name == "auc" and metrics["auc_error_bound"]:
+            rows.append(("AUC is exact to within", f"{metrics['auc_error_bound']:.1e}"))
     logloss, base = metrics["logloss"], metrics["base_rate_logloss"]
     if isinstance(logloss, float) and isinstance(base, float) and logloss > base > 0:
         rows.append(("warning", "logloss is worse than that of always predicting the base rate"))

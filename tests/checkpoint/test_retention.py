@@ -1,13 +1,14 @@
 """Old chains go, the newest ones stay whole."""
 
+import copy
 import threading
 from pathlib import Path
 
-from dlrm_scale.checkpoint import find_chain, list_checkpoints, verify
+from dlrm_scale.checkpoint import find_chain, list_checkpoints, open_chain, verify
 from dlrm_scale.checkpoint.retention import remove_old_chains, sweep_orphans
 from dlrm_scale.checkpoint.storage import LocalStorage
 from tests.checkpoint.faulty_storage import Trace, TracedStorage, fail_at
-from tests.checkpoint.simulated_run import TABLES, Run, load, make_layout, make_truth, on_ranks
+from tests.checkpoint.simulated_run import TABLES, Run, load, load_chain, make_layout, make_truth, on_ranks
 
 
 def _run(root: Path, trace: Trace | None = None, **options: object) -> Run:
@@ -70,6 +71,28 @@ def test_what_is_newer_than_the_commit_is_never_removed(tmp_path: Path) -> None:
     removed = remove_old_chains(LocalStorage(root), tip_name=tip, keep_baselines=1, progress=lambda: moves.append(None))
     assert len(removed) == len(moves) == 6
     assert _kinds(root) == ["baseline2", "delta3", "baseline4"]
+
+
+def test_a_pinned_checkpoint_stays_with_what_it_is_based_on(tmp_path: Path) -> None:
+    root = tmp_path / "ck"
+    run = _run(root, keep_baselines=1)
+    run.save(0)
+    run.change("C1", [3], 1.0)
+    pinned = run.save(1)
+    expected = copy.deepcopy(run.truth)
+    run.engines[0].pin([pinned.manifest])
+    for step in range(2, 7):
+        run.change("C1", [step], 1.0)
+        run.save(step)
+    assert _kinds(root) == ["baseline0", "delta1", "baseline6"]
+    assert verify(root) == []
+    chain = open_chain(root, pinned.manifest)
+    assert load_chain(chain, make_layout("row_wise", 2), run.truth, optimizer="rowwise_adagrad").equals(expected)
+    # another one takes its place
+    run.engines[0].pin([list_checkpoints(root)[-1].name])
+    run.save(7)
+    run.save(8)
+    assert _kinds(root) == ["baseline6", "baseline8"]
 
 
 def test_a_removal_that_fails_is_a_warning_and_the_save_counts(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ FLAGS = {
         "--decimal-ids --multi-hot --column --force --json"
     ),
     "train": "CONFIG --set --nproc --resume --init-from --json",
-    "evaluate": "RUN --data --split --step --nproc --set --json",
+    "evaluate": "RUN --data --split --step --by --top --nproc --set --json",
     "demo": "--out --rows --days --seed --nproc",
     "checkpoint": "",
     "checkpoint ls": "RUN --json",
