@@ -79,7 +79,7 @@ class StepClock:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds by name until now, the running interval's included; they add up to `elapsed`."""
+        """Seconds by name until now, the running interval's included; they add up to `elapsed`, to rounding."""
         now = self._now()
         self._seconds[self._current] += now - self._since
         self._since = now
@@ -137,8 +137,17 @@ class StepClock:
                 self._closed -= 1
 
     def elapsed(self) -> float:
-        """Seconds since the clock was made."""
+        """Seconds since the clock was made or restarted."""
         return self._now() - self._started
+
+    def restart(self) -> float:
+        """Forget all that was charged and return `elapsed`; outside of all intervals."""
+        assert not self._outer, f"inside the interval {self._current}"
+        now = self._now()
+        past, self._started, self._since = now - self._started, now, now
+        self._seconds.clear()
+        self.busy_seconds.clear()
+        return past
 
     def _tell(self) -> None:
         for listener in self.listeners:

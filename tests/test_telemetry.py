@@ -138,6 +138,18 @@ def test_listeners_hear_which_interval_runs_from_now_on(now: _Time) -> None:
     assert heard == ["dense_forward", "lookup", "dense_forward", OTHER]
 
 
+def test_a_restarted_clock_begins_anew_and_tells_what_was_before(now: _Time) -> None:
+    clock = StepClock(now, now)
+    with clock.busy("backward"):
+        now.now += 3
+        with pytest.raises(AssertionError, match="backward"):
+            clock.restart()
+    now.now += 1
+    assert clock.restart() == 4.0
+    now.now += 2
+    assert (clock.seconds, clock.busy_seconds, clock.elapsed()) == ({OTHER: 2.0}, {}, 2.0)
+
+
 def test_a_new_clock_has_charged_nothing(now: _Time) -> None:
     clock = StepClock(now)
     assert (clock.seconds, clock.elapsed()) == ({OTHER: 0.0}, 0.0)

@@ -1,0 +1,101 @@
+"""Traces of chosen steps by torch's profiler: one file a rank and run of consecutive steps.
+
+A trace names the intervals of `telemetry` on the main thread and the parts of the backward pass, around every operator.
+It opens in chrome://tracing and ui.perfetto.dev. Profiled steps are slower than others.
+"""
+
+from pathlib import Path
+
+import torch
+from torch.autograd.profiler import record_function
+from torch.profiler import ProfilerActivity, profile
+
+from dlrm_scale.sharding.step_phases import BackwardRanges
+from dlrm_scale.telemetry import StepClock
+
+__all__ = ["StepProfiler"]
+
+
+class StepProfiler:
+    """Profiles steps of a run on this rank; starting and writing are charged to the interval `profile`.
+
+    Args:
+        steps: which ones, 1 for a run's first.
+        folder: where the traces go; made when the first is written.
+        rank: for their names.
+        clock: its switches become ranges of the trace.
+        backward: splits the backward pass of profiled steps.
+
+    Attributes:
+        written: paths of the traces so far.
+        errors: why a trace is missing; training goes on without it.
+    """
+
+    def __init__(
+        self, steps: tuple[int, ...], folder: Path, rank: int, clock: StepClock, backward: BackwardRanges
+    ) -> None:
+        self.written: list[Path] = []
+        self.errors: list[str] = []
+        self._steps = frozenset(steps)
+        self._folder = folder
+        self._rank = rank
+        self._clock = clock
+        self._backward = backward
+        self._profile: profile | None = None
+        self._ranges = _Ranges()
+        self._first = self._last = 0
+
+    def before(self, step: int) -> None:
+        """Start, if `step` is the first of consecutive steps to profile."""
+        if step not in self._steps or self._profile is not None:
+            return
+        with self._clock.interval("profile"):
+            activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+            self._profile = profile(activities=activities)
+            self._profile.start()
+        self._first = step
+        self._backward.enabled = True
+        self._clock.listeners.append(self._ranges.switch)
+
+    def after(self, step: int) -> bool:
+        """Stop and write, if `step` was the last of consecutive steps; says whether it was."""
+        if self._profile is None:
+            return False
+        self._last = step
+        if step + 1 in self._steps:
+            return False
+        self.close()
+        return True
+
+    def close(self) -> None:
+        """Stop and write what was profiled so far; nothing if nothing was."""
+        if self._profile is None:
+            return
+        stopped, self._profile = self._profile, None
+        self._clock.listeners.remove(self._ranges.switch)
+        self._ranges.switch(None)
+        self._backward.enabled = False
+        with self._clock.interval("profile"):
+            stopped.stop()
+            path = self._folder / f"steps-{self._first}-{self._last}-rank-{self._rank}.json.gz"
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                stopped.export_chrome_trace(str(path))
+                self.written.append(path)
+            except OSError as error:
+                self.errors.append(f"{path}: {error}")
+
+
+class _Ranges:
+    """One range of the trace at a time."""
+
+    def __init__(self) -> None:
+        self._range: record_function | None = None
+
+    def switch(self, name: str | None) -> None:
+        """End the range and begin the next, if there is one."""
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
+        self._range = None if name is None else record_function(name)
+        if self._range is not None:
+            self._range.__enter__()  # type: ignore[no-untyped-call]
