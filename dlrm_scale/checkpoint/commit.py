@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from dlrm_scale.checkpoint.finite_values import NotFiniteError
 from dlrm_scale.checkpoint.manifest import (
     FileRecord,
     Manifest,
@@ -80,6 +81,8 @@ class Vote(_Message):
     rank: int
     error: str | None = None
     """Why the rank votes no."""
+    not_finite: bool = False
+    """It does so because a value is NaN or infinite."""
     files: tuple[FileRecord, ...] = ()
     tables: tuple[TableRecord, ...] = ()
     """Schemas of the tables that the rank holds a part of."""
@@ -112,6 +115,8 @@ class Outcome(_Message):
     """Another trainer has started in the same folder; this one may never commit again."""
     uncertain: bool = False
     """The manifest may be on the disk although the save failed: no rank removes its files."""
+    not_finite: bool = False
+    """A value is NaN or infinite: no later save will do better."""
     chain: ChainState
     """Also after a failure, so that a rank that missed an outcome catches up."""
 
@@ -247,7 +252,8 @@ class Ballot:
     def _read_vote(self, save: SaveKey, rank: int) -> Vote:
         vote = Vote.model_validate_json(self._store.get(self._vote_key(save.attempt, rank)))
         if vote.error is not None:
-            raise CheckpointError(f"rank {rank}: {vote.error}")
+            kind = NotFiniteError if vote.not_finite else CheckpointError
+            raise kind(f"rank {rank}: {vote.error}")
         if vote.save != save:
             raise CheckpointError(f"ranks disagree: rank 0 saves {save!r}, rank {rank} saves {vote.save!r}")
         return vote

@@ -50,6 +50,7 @@ class SaveOutcome:
             within the stall.
         error: why it isn't committed.
         warning: what went wrong after the commit.
+        not_finite: it isn't committed because a value is NaN or infinite; no later save will do better.
     """
 
     step: int
@@ -64,6 +65,7 @@ class SaveOutcome:
     staged: bool
     error: str | None = None
     warning: str | None = None
+    not_finite: bool = False
 
 
 @dataclass(kw_only=True)
@@ -317,6 +319,7 @@ class CheckpointEngine:
             staged=flight.staged,
             error=None if committed else result.error,
             warning=result.warning,
+            not_finite=result.outcome is not None and result.outcome.not_finite,
         )
         self._outcomes.append(outcome)
         fenced = result.outcome is not None and result.outcome.fenced

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -22,6 +23,7 @@ from dlrm_scale.checkpoint.commit import (
     Vote,
     commit_manifest,
 )
+from dlrm_scale.checkpoint.finite_values import NotFiniteError, finite_blocks
 from dlrm_scale.checkpoint.format import TensorSource, WrittenFile, write_file
 from dlrm_scale.checkpoint.manifest import (
     FORMAT_MAJOR,
@@ -117,7 +119,8 @@ class SaveWriter:
                 files.append(self._write_dense_file(request))
             self.storage.sync_folder("data")
         except Exception as error:
-            return Vote(save=request.key, rank=self.rank, error=_describe(error))
+            not_finite = isinstance(error, NotFiniteError)
+            return Vote(save=request.key, rank=self.rank, error=_describe(error), not_finite=not_finite)
         return Vote(save=request.key, rank=self.rank, files=tuple(files), tables=tuple(self.tables))
 
     def agree(self, request: SaveRequest, vote: Vote, chain: ChainState) -> tuple[Outcome | None, str | None]:
@@ -156,6 +159,7 @@ class SaveWriter:
                 committed=False,
                 error=_describe(error),
                 fenced=isinstance(error, FencedError),
+                not_finite=isinstance(error, NotFiniteError),
                 uncertain=isinstance(error, UncertainCommitError),
                 chain=chain,
             )
@@ -225,7 +229,7 @@ class SaveWriter:
         )
 
     def _write_dense_file(self, request: SaveRequest) -> FileRecord:
-        sources = [TensorSource.whole(name, tensor) for name, tensor in request.dense.items()]
+        sources = [_dense_source(name, tensor) for name, tensor in request.dense.items()]
         written = self._write_file(self._dense_name(request.key), sources, request.key)
         return FileRecord(
             name=written.name,
@@ -302,6 +306,11 @@ class PersistThread(threading.Thread):
             error = _describe(raised)
         seconds = time.perf_counter() - began
         self.result = PersistResult(outcome=outcome, error=error, warning=warning, persist_seconds=seconds)
+
+
+def _dense_source(name: str, tensor: torch.Tensor) -> TensorSource:
+    blocks = partial(finite_blocks, [tensor], lambda row, column: f"{name}: a value in row {row}")
+    return TensorSource(name=name, dtype=tensor.dtype, shape=tuple(tensor.shape), blocks=blocks)
 
 
 def _plan(layout: ShardLayout) -> list[dict[str, object]]:

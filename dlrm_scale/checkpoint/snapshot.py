@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 
+from dlrm_scale.checkpoint.finite_values import finite_blocks
 from dlrm_scale.checkpoint.format import BLOCK_BYTES, DTYPE_NAMES, TensorSource, WrittenFile
 from dlrm_scale.checkpoint.manifest import EntryRecord, StateRecord, TableRecord
 from dlrm_scale.layout import LocalShard, ShardLayout, ShardRegion
@@ -112,7 +113,10 @@ class ShardSnapshot:
             shape = (self.rows, *live.shape[1:])
             found.append(
                 TensorSource(
-                    name=self._tensor_name(name), dtype=live.dtype, shape=shape, blocks=partial(self._blocks, name)
+                    name=self._tensor_name(name),
+                    dtype=live.dtype,
+                    shape=shape,
+                    blocks=partial(self._checked_blocks, name),
                 )
             )
         if self.ids_local is not None:
@@ -147,6 +151,16 @@ class ShardSnapshot:
         if self.ids_local is not None:
             for ids in torch.split(self.ids_local, self.block_rows):
                 yield ids.to(dtype) + self.shard.region.row_start
+
+    def _checked_blocks(self, name: str) -> Iterator[torch.Tensor]:
+        return finite_blocks(self._blocks(name), partial(self._place, name))
+
+    def _place(self, name: str, row: int, column: int) -> str:
+        region = self.shard.region
+        row_global = region.row_start + (row if self.ids_local is None else int(self.ids_local[row]))
+        if _live_tensors(self.shard)[name].dim() == 1:
+            return f"table {region.table}: {name} of row {row_global}"
+        return f"table {region.table}: {name} of row {row_global}, column {region.column_start + column},"
 
     def _blocks(self, name: str) -> Iterator[torch.Tensor]:
         size = self.block_rows

@@ -22,6 +22,7 @@ from dlrm_scale.touched_rows import TouchedRows
 from dlrm_scale.train.agreement import StepAgreement, Verdict
 from dlrm_scale.train.evaluate import gather_scores, true_rows
 from dlrm_scale.train.finite import FiniteWatch
+from dlrm_scale.train.finite_cause import FiniteCause
 from dlrm_scale.train.metrics import ClickMetrics, global_auc
 from dlrm_scale.train.random_state import capture_random_state
 from dlrm_scale.train.report import RunReport
@@ -76,6 +77,7 @@ class TrainingLoop:
     """Everything a step needs, on one rank.
 
     Attributes:
+        cause: tells what made a loss not finite.
         start_step: completed steps before this start.
         rows_before: training rows before this start.
         cursor: data position of the last applied step, or None before the first.
@@ -93,6 +95,7 @@ class TrainingLoop:
     pipeline: TrainPipeline
     engine: CheckpointEngine
     stop: StopRequest
+    cause: FiniteCause
     validate: Callable[[int], ClickMetrics | None]
     report: RunReport | None
     start_step: int
@@ -104,7 +107,8 @@ class TrainingLoop:
         """Train until the epochs or `train.max_steps` are over, or a rank is asked to stop.
 
         Raises:
-            TrainingError: a loss that isn't finite, naming step and rank.
+            TrainingError: a loss that isn't finite, naming step, rank and cause; or a checkpoint refused because a
+                value isn't, naming table and row.
             CheckpointError: a failed save under `checkpoint.on_failure = stop`, or the last one under any setting.
         """
         self._begin()
@@ -136,6 +140,7 @@ class TrainingLoop:
         self._watch = FiniteWatch()
         self._nonfinite_step: int | None = None
         self._save_failed = False
+        self._spoiled: SaveOutcome | None = None
         self._rows = 0
         self._outcomes: list[SaveOutcome] = []
         self._last_loss: float | None = None
@@ -173,8 +178,9 @@ class TrainingLoop:
     def _obey(self, verdict: Verdict) -> None:
         if verdict.nonfinite is not None:
             step, rank = verdict.nonfinite
+            cause = self.ranks.broadcast_object(self.cause.describe(), source=rank)
             raise TrainingError(
-                f"step {step}: the loss on rank {rank} is not finite",
+                f"step {step}: the loss on rank {rank} is not finite: {cause}",
                 remedy="lower the learning rates, or look at the rows of this step; if the newest checkpoint leads "
                 "here again, continue from an older one with --resume STEP (`checkpoint ls` lists them)",
             )
@@ -188,7 +194,8 @@ class TrainingLoop:
 
     def _wants_to_stop(self) -> bool:
         # a failed save under checkpoint.on_failure = stop ends the run on all ranks after the same step
-        return self.stop.requested or (self._save_failed and self.config.checkpoint.on_failure == "stop")
+        failed = self._save_failed and self.config.checkpoint.on_failure == "stop"
+        return self.stop.requested or failed or self._spoiled is not None
 
     def _log(self) -> None:
         self._settle()
@@ -253,6 +260,8 @@ class TrainingLoop:
         for outcome in outcomes:
             self._outcomes.append(outcome)
             self._save_failed = self._save_failed or not outcome.committed
+            if outcome.not_finite:
+                self._spoiled = self._spoiled or outcome
             if self.report is None:
                 continue
             self.report.record(
@@ -280,12 +289,17 @@ class TrainingLoop:
         self._settle()
         if self._window.steps:
             self._log()
+        with self._clock.interval("checkpoint"):
+            outcomes = self.engine.wait()
+        self._report_saves(outcomes)
+        self._require_finite_values()
         if self.step != self._saved_step or self._saved_nothing():
             self._save()
         with self._clock.interval("checkpoint"):
             outcomes = self.engine.wait()
         self._report_saves(outcomes)
         self.touched.enabled = False
+        self._require_finite_values()
         self._require_last_save()
         return LoopEnd(
             state="stopped" if self._stopping else "finished",
@@ -297,6 +311,14 @@ class TrainingLoop:
             outcomes=self._outcomes,
             final_loss=self._last_loss,
         )
+
+    def _require_finite_values(self) -> None:
+        """Weights that were refused once won't become finite again; all ranks have heard of it alike."""
+        if self._spoiled is not None:
+            raise TrainingError(
+                f"the checkpoint of step {self._spoiled.step} is refused, the model is spoiled: {self._spoiled.error}",
+                remedy="lower the learning rates and continue from the checkpoint before it with --resume auto",
+            )
 
     def _require_last_save(self) -> None:
         """A run may go on without a checkpoint, but it must not end well without its last one."""

@@ -20,6 +20,7 @@ from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
 from dlrm_scale.touched_rows import TouchedRows
 from dlrm_scale.train.evaluate import evaluate_batches
 from dlrm_scale.train.feature_mapping import feature_mapping
+from dlrm_scale.train.finite_cause import FiniteCause, dataset_rows
 from dlrm_scale.train.loop import TrainingLoop
 from dlrm_scale.train.metrics import ClickMetrics
 from dlrm_scale.train.plan_table import describe_plan
@@ -139,6 +140,7 @@ def _train_on(
         pipeline=make_train_pipeline(sharded, pipeline),
         engine=engine,
         stop=stop,
+        cause=FiniteCause(sharded, dataset_rows(loader)),
         validate=validate,
         report=report,
         start_step=start_step,
