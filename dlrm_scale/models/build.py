@@ -7,9 +7,10 @@ from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from dlrm_scale.config import ModelConfig
+from dlrm_scale.config import ModelConfig, TrainConfig
+from dlrm_scale.models.cross_network import CrossNetwork
+from dlrm_scale.models.dot_interaction import DotInteraction
 from dlrm_scale.models.initial_dense import fill_initial_dense
-from dlrm_scale.models.pooled_vectors import OrderedSparseArch
 from dlrm_scale.models.tables import check_model
 from dlrm_scale.models.training_model import TrainingModel
 from dlrm_scale.schema import INTEGER_COLUMNS, TableSpec
@@ -20,7 +21,11 @@ _POOLING = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
 
 
 def build_model(
-    config: ModelConfig, tables: Sequence[TableSpec], num_dense: int = len(INTEGER_COLUMNS)
+    config: ModelConfig,
+    tables: Sequence[TableSpec],
+    num_dense: int = len(INTEGER_COLUMNS),
+    *,
+    train: TrainConfig | None = None,
 ) -> TrainingModel:
     """Build a model whose tables are on the meta device and whose dense weights are ready, on CPU.
 
@@ -32,6 +37,7 @@ def build_model(
         config: the model section.
         tables: what `table_specs` returned.
         num_dense: columns of the dense features.
+        train: `precision` and `micro_batches` are read; the defaults where it is None.
 
     Raises:
         ConfigError: sizes that don't go together.
@@ -53,8 +59,10 @@ def build_model(
     # The constructors draw from the global generator; every value they draw is overwritten below.
     with torch.random.fork_rng(devices=[]):
         dlrm = _dlrm(config, collection, num_dense)
-    dlrm.sparse_arch = OrderedSparseArch(collection)
-    model = TrainingModel(dlrm)
+    if config.kind == "dlrm":
+        dlrm.inter_arch = DotInteraction(len(tables))
+    train = train or TrainConfig()
+    model = TrainingModel(dlrm, precision=train.precision, micro_batches=train.micro_batches)
     fill_initial_dense(model, config.seed, skip=collection)
     return model
 
@@ -74,4 +82,7 @@ def _dlrm(config: ModelConfig, collection: EmbeddingBagCollection, num_dense: in
                 list(config.interaction_branch2_layers),
             )
         case "dcnv2":
-            return DLRM_DCN(collection, num_dense, dense, over, config.dcn_num_layers, config.dcn_low_rank_dim)
+            dcn = DLRM_DCN(collection, num_dense, dense, over, config.dcn_num_layers, config.dcn_low_rank_dim)
+            columns = (len(collection.embedding_bag_configs()) + 1) * config.dim
+            dcn.inter_arch.crossnet = CrossNetwork(columns, config.dcn_num_layers, config.dcn_low_rank_dim)
+            return dcn

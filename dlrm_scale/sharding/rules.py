@@ -69,10 +69,11 @@ def allowed_types(
 
     Raises:
         ConfigError: `sharding.tables` names a table that the model doesn't have.
-        PlanError: the optimizer, or a type that was asked for, isn't supported here.
+        PlanError: the optimizer, the precision of exchanges, or a type that was asked for, isn't supported here.
     """
     sharding = config.sharding
     _check_optimizer(config, device_type)
+    _check_exchange(sharding, device_type)
     _check_names(sharding.tables, tables)
     allowed = {}
     for table in tables:
@@ -102,6 +103,22 @@ def _check_optimizer(config: Config, device_type: str) -> None:
         raise PlanError(
             "sparse_optimizer.kind: adam isn't supported for tables on CPU: fbgemm has no such kernel there",
             remedy='set sparse_optimizer.kind to "rowwise_adagrad" or "sgd", or train on a GPU',
+        )
+
+
+def _check_exchange(sharding: ShardingConfig, device_type: str) -> None:
+    precision = sharding.all_to_all_precision
+    if precision == "bf16" and device_type == "cpu":
+        raise PlanError(
+            'sharding.all_to_all_precision = "bf16": not on CPU, where TorchRec 1.8 would send fp16 instead',
+            remedy='use "fp16" (finer than bf16, but nothing beyond 65504), or "fp32"',
+        )
+    types = {sharding.kind, *sharding.tables.values()}
+    if precision != "fp32" and types == {"data_parallel"}:
+        raise PlanError(
+            f'sharding.all_to_all_precision = "{precision}" would do nothing: with data_parallel alone no pooled '
+            "vectors travel between ranks, and gradients are averaged in fp32",
+            remedy='leave it at "fp32", or choose a type that shards tables',
         )
 
 

@@ -15,6 +15,7 @@ from dlrm_scale.layout import LocalShard, ShardLayout
 from dlrm_scale.schema import TableSpec
 from dlrm_scale.sharding.dense_state import dense_state, load_dense_state, make_dense_optimizer
 from dlrm_scale.sharding.empty_shards import support_empty_shards
+from dlrm_scale.sharding.exchange_precision import exchange_codecs
 from dlrm_scale.sharding.gradient_sum import sum_in_rank_order
 from dlrm_scale.sharding.hosts import host_groups, ranks_per_host
 from dlrm_scale.sharding.plan import check_agreement, check_equal_requests, layout_of, make_plan
@@ -48,6 +49,8 @@ class ShardedModel:
         dense_optimizer: updates `dense_parameters`.
         table_optimizer: updates data-parallel tables; None when there are none.
         kernels: this rank's fbgemm kernels.
+        gradient_clip_norm: longest global norm of the dense gradients, over all of them together; 0 for any.
+        gradient_norm: that norm in the last step, `[]`, before clipping; None while clipping is off.
         touched: gets the looked-up rows; None until `track`.
     """
 
@@ -61,6 +64,8 @@ class ShardedModel:
     kernels: list[TableKernel]
     optimizer_config: SparseOptimizerConfig
     dense_buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    gradient_clip_norm: float = 0.0
+    gradient_norm: torch.Tensor | None = None
     touched: TouchedRows | None = None
     _table_steps: int = 0
 
@@ -71,8 +76,13 @@ class ShardedModel:
             self.table_optimizer.zero_grad(set_to_none=True)
 
     def step(self) -> None:
-        """Apply the gradients of dense parameters and data-parallel tables; sharded tables have theirs already."""
+        """Apply the gradients of dense parameters and data-parallel tables; sharded tables have theirs already.
+
+        Dense gradients are clipped first, if asked for. They are averages over ranks, so all ranks clip alike.
+        """
         self._table_steps += 1
+        if self.gradient_clip_norm:
+            self.gradient_norm = nn.utils.clip_grad_norm_(self.dense_parameters.values(), self.gradient_clip_norm)
         self.dense_optimizer.step()
         if self.table_optimizer is not None:
             self.table_optimizer.step()
@@ -174,7 +184,8 @@ def shard_model(model: nn.Module, tables: Sequence[TableSpec], config: Config, r
         model: single-device, its `EmbeddingBagCollection` on the meta device, dense parameters filled. Only this
             rank's shards are allocated. The module is changed in place.
         tables: its tables.
-        config: sections `sharding`, `sparse_optimizer`, `dense_optimizer`, and `data.batch_size` are read.
+        config: sections `sharding`, `sparse_optimizer`, `dense_optimizer`, `data.batch_size` and
+            `train.gradient_clip_norm` are read.
         ranks: this process among the others.
 
     Raises:
@@ -184,7 +195,9 @@ def shard_model(model: nn.Module, tables: Sequence[TableSpec], config: Config, r
     check_equal_requests(tables, config, ranks)
     with quiet_start_up():
         host_ranks = ranks_per_host(config.sharding.ranks_per_host, ranks)
-        sharder = TableSharder(config.sparse_optimizer)
+        rows_per_rank = config.data.batch_size // ranks.ranks
+        codecs = exchange_codecs(config.sharding.all_to_all_precision, rows_per_rank, ranks.device)
+        sharder = TableSharder(config.sparse_optimizer, codecs)
         with host_groups(host_ranks, ranks):
             plan = make_plan(model, tables, config, sharder, ranks, host_ranks=host_ranks)
             layout = layout_of(plan, tables, ranks.ranks)
@@ -204,6 +217,7 @@ def shard_model(model: nn.Module, tables: Sequence[TableSpec], config: Config, r
         kernels=kernels,
         optimizer_config=config.sparse_optimizer,
         dense_buffers=buffers,
+        gradient_clip_norm=config.train.gradient_clip_norm,
     )
     sharded.optimizer_owners()
     sum_in_rank_order(module, ranks)

@@ -5,7 +5,7 @@ from typing import get_args
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.types import BoundsCheckMode, ShardingType
+from torchrec.distributed.types import BoundsCheckMode, QuantizedCommCodecs, ShardingType
 
 from dlrm_scale.config import ShardingType as ShardingKind
 from dlrm_scale.config import SparseOptimizerConfig
@@ -29,9 +29,10 @@ class TableSharder(EmbeddingBagCollectionSharder):
 
     Args:
         optimizer: the optimizer that is fused into the backward pass of the sharded tables.
+        codecs: from `exchange_codecs`: how pooled vectors and their gradients travel; None for fp32.
     """
 
-    def __init__(self, optimizer: SparseOptimizerConfig) -> None:
+    def __init__(self, optimizer: SparseOptimizerConfig, codecs: dict[str, QuantizedCommCodecs] | None = None) -> None:
         """Translate the config into fbgemm arguments; see the class."""
         fused: dict[str, object] = {
             "optimizer": _FUSED_OPTIMIZERS[optimizer.kind],
@@ -42,7 +43,7 @@ class TableSharder(EmbeddingBagCollectionSharder):
         }
         if optimizer.kind != "sgd":
             fused["eps"] = optimizer.eps
-        super().__init__(fused_params=fused)
+        super().__init__(fused_params=fused, qcomm_codecs_registry=codecs)
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """List the types that the planner may choose from, in a fixed order."""

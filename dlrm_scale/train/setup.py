@@ -1,6 +1,6 @@
 """From a config to a sharded model on this process's rank: what training and evaluation share."""
 
-import os
+import time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,14 +8,26 @@ import torch
 
 from dlrm_scale.config import Config
 from dlrm_scale.data.dataset import Dataset
+from dlrm_scale.errors import ConfigError
+from dlrm_scale.host_cores import usable_cores
 from dlrm_scale.models.build import build_model
+from dlrm_scale.models.compiled_layers import compile_dense_part, use_eager_layers
+from dlrm_scale.models.dense_part import DensePart
 from dlrm_scale.models.initial_rows import fill_initial_rows
 from dlrm_scale.models.tables import table_specs
 from dlrm_scale.schema import TableSpec
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.sharding.shard import ShardedModel, shard_model
 
-__all__ = ["ModelOnRanks", "build_on_ranks", "device_kind", "pipeline_kind", "set_threads"]
+__all__ = [
+    "ModelOnRanks",
+    "build_on_ranks",
+    "check_tf32",
+    "compile_layers",
+    "device_kind",
+    "pipeline_kind",
+    "set_threads",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,21 +65,62 @@ def pipeline_kind(config: Config, device: torch.device) -> Literal["plain", "spa
 
 def set_threads(config: Config, local_ranks: int) -> None:
     """Share this host's cores among its ranks."""
-    cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(config.train.threads_per_rank or max(1, cores // local_ranks))
+    torch.set_num_threads(config.train.threads_per_rank or max(1, usable_cores() // local_ranks))
+
+
+def check_tf32(config: Config, device_type: str) -> None:
+    """Refuse TF32 where there is none.
+
+    Raises:
+        ConfigError: `train.tf32` on CPU.
+    """
+    if config.train.tf32 and device_type == "cpu":
+        raise ConfigError(
+            "train.tf32 = true: TF32 is a format of CUDA devices, and this run is on CPU",
+            remedy='leave it out, or set train.precision = "bf16" for a faster dense part',
+        )
 
 
 def build_on_ranks(config: Config, dataset: Dataset, ranks: Ranks) -> ModelOnRanks:
     """Build the model for a dataset's tables and shard it; tables hold no values yet.
 
+    `train.tf32` is set for the whole process.
+
     Args:
-        config: model, optimizers and sharding.
+        config: model, optimizers, sharding, and how the dense part computes.
         dataset: its manifest sets the rows of the tables.
         ranks: the process group.
 
     Raises:
-        ConfigError: a model that can't be built, PlanError: a plan that isn't allowed.
+        ConfigError: a model that can't be built, TF32 on CPU, PlanError: a plan that isn't allowed.
     """
+    check_tf32(config, ranks.device.type)
+    if ranks.device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = config.train.tf32
     tables = table_specs(config.model, dataset.table_rows)
-    model = build_model(config.model, tables)
+    model = build_model(config.model, tables, train=config.train)
     return ModelOnRanks(sharded=shard_model(model, tables, config, ranks), tables=tables)
+
+
+def compile_layers(model: ModelOnRanks, config: Config, ranks: Ranks) -> list[str]:
+    """Do what `train.compile` asks for, on all ranks or on none. A collective.
+
+    Args:
+        model: from `build_on_ranks`.
+        config: `train.compile`, and the rows of a rank's batch for the trial.
+        ranks: the process group.
+
+    Returns:
+        Notes for the user: that layers are compiled, or which rank can't and why.
+    """
+    if config.train.compile == "off":
+        return []
+    part = model.sharded.module.module.dense_part
+    assert isinstance(part, DensePart)
+    started = time.perf_counter()
+    failures = ranks.gather_objects(compile_dense_part(part, max(1, config.data.batch_size // ranks.ranks)))
+    for rank, failure in enumerate(failures):
+        if failure is not None:
+            use_eager_layers(part)
+            return [f"warning: train.compile: torch.compile fails on rank {rank}, training uncompiled: {failure}"]
+    return [f"compiled the dense part in {time.perf_counter() - started:.1f} s"]

@@ -74,7 +74,7 @@ def make_config(
         "sharding": {"kind": kind, "min_columns_per_shard": 4, "allow_split_row_state": True},
     }
     for name, values in sections.items():
-        content[name] |= values
+        content[name] = {**content.get(name, {}), **values}
     return Config.model_validate(content)
 
 
@@ -87,7 +87,7 @@ def tables_for(kind: str) -> tuple[TableSpec, ...]:
 
 def build(config: Config, tables: Sequence[TableSpec], ranks: Ranks) -> ShardedModel:
     """Shard a model and fill its rows."""
-    sharded = shard_model(build_model(config.model, tables), tables, config, ranks)
+    sharded = shard_model(build_model(config.model, tables, train=config.train), tables, config, ranks)
     specs = {t.name: t for t in tables}
     for shard in sharded.local_shards:
         fill_initial_rows(shard.weight, specs[shard.region.table], shard.region, config.model.seed)
