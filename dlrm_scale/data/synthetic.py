@@ -8,11 +8,9 @@ The same parameters give the same text, whatever the chunk size; compressed byte
 """
 
 import errno
-import fcntl
 import json
 import math
 import os
-import re
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -29,14 +27,14 @@ import numpy.typing as npt
 import xxhash
 from isal import igzip
 
-from dlrm_scale.data.durable import fsync_folder
 from dlrm_scale.data.synthetic_bags import bag_law
 from dlrm_scale.data.synthetic_columns import PRESETS, scaled
+from dlrm_scale.data.synthetic_folder import SyntheticFolder, alone_in, check_folder, new_file
 from dlrm_scale.data.synthetic_model import planted_model
 from dlrm_scale.data.synthetic_parameters import CALIBRATION_SEED, SyntheticParameters, day_rows
 from dlrm_scale.data.synthetic_rows import RowSource, format_rows
 from dlrm_scale.data.synthetic_scores import TruthScores
-from dlrm_scale.errors import ConfigError, DataError
+from dlrm_scale.errors import DataError
 from dlrm_scale.schema import CATEGORY_COLUMNS
 from dlrm_scale.units import format_bytes
 
@@ -47,7 +45,6 @@ SCHEMA_VERSION = 1
 GENERATOR_VERSION = 2
 """Raised whenever the same parameters give other rows."""
 
-_UNFINISHED = ".synthetic-unfinished"
 _CHUNK_ROWS = 32_768
 _MOST_THREADS = 4
 """One thread writes; more than these would only wait for it."""
@@ -93,12 +90,14 @@ def generate(
     """Write the set into `folder`, or find that it is already there.
 
     A folder that this function made is written anew when the parameters differ or a file's size is wrong; its old day
-    files are removed first. Memory doesn't grow with the rows: the whole process peaks near 220 MB.
+    files are removed first, files of other making never. Memory doesn't grow with the rows: the whole process peaks
+    near 220 MB.
 
     Args:
         folder: made if absent.
         parameters: what to generate.
-        force: also write into a non-empty folder that this function didn't make; files of other names stay.
+        force: also write into a non-empty folder that this function didn't make, and over files of other making that
+            have the names of new day files; files of other names stay.
         on_rows: called with the number of rows just written.
         chunk_rows: rows drawn at a time, by default about 8 MB of text; doesn't change the text.
 
@@ -113,19 +112,21 @@ def generate(
     earlier = _earlier(folder)
     if earlier is not None and _is_complete(folder, earlier, parameters):
         return earlier, False
-    _check_folder(folder, ours=earlier is not None or (folder / _UNFINISHED).exists(), force=force)
+    written = SyntheticFolder(folder)
+    names = _day_files(parameters)
+    check_folder(folder, names, made=_files_of(earlier), ours=earlier is not None or written.interrupted, force=force)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _check_space(folder, parameters)
-        with _alone_in(folder):
-            _remove_interrupted(folder)
-            with _new_file(folder / _UNFINISHED) as file:
-                file.write(json.dumps(parameters.to_json()).encode())
-            _remove_earlier(folder, earlier)
-            document = _write_days(folder, parameters, on_rows or (lambda rows: None), chunk_rows)
-            with _new_file(folder / SYNTHETIC_JSON) as file:
+        with alone_in(folder):
+            written.begin(names, earlier=_files_of(earlier))
+            if earlier is not None:
+                (folder / SYNTHETIC_JSON).unlink()
+            written.remove_earlier()
+            document = _write_days(written, parameters, on_rows or (lambda rows: None), chunk_rows)
+            with new_file(folder / SYNTHETIC_JSON) as file:
                 file.write((json.dumps(document, indent=1) + "\n").encode())
-            (folder / _UNFINISHED).unlink()
+            written.end()
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise DataError(
@@ -136,7 +137,7 @@ def generate(
 
 
 def _write_days(
-    folder: Path, parameters: SyntheticParameters, on_rows: Callable[[int], None], chunk_rows: int | None
+    folder: SyntheticFolder, parameters: SyntheticParameters, on_rows: Callable[[int], None], chunk_rows: int | None
 ) -> dict[str, Any]:
     source = row_source(parameters)
     chunk_rows = chunk_rows or _chunk_rows(source.mean_ids)
@@ -144,12 +145,13 @@ def _write_days(
     whole, whole_frequent = TruthScores(), TruthScores()
     first_row = 0
     threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
-    for day, rows in enumerate(day_rows(parameters.rows, parameters.days, parameters.seed)):
+    rows_of_days = day_rows(parameters.rows, parameters.days, parameters.seed)
+    for day, (name, rows) in enumerate(zip(_day_files(parameters), rows_of_days, strict=True)):
         scores, frequent = TruthScores(), TruthScores()
-        path = folder / f"day_{day}.tsv{'.gz' if parameters.gzip else ''}"
+        path = folder.path / name
         content = xxhash.xxh3_128()
         content_bytes = 0
-        with _new_file(path) as raw, _compressed(raw, parameters.gzip) as out:
+        with folder.new_day(name) as raw, _compressed(raw, parameters.gzip) as out:
             draws = ((first_row + start, min(chunk_rows, rows - start), day) for start in range(0, rows, chunk_rows))
             for chunk in _drawn_ahead(source, draws, threads):
                 out.write(chunk.text)
@@ -269,6 +271,14 @@ def _earlier(folder: Path) -> dict[str, Any] | None:
     return document if isinstance(document, dict) and document.get("kind") == "dlrm_scale synthetic rows" else None
 
 
+def _files_of(document: dict[str, Any] | None) -> list[str]:
+    return [] if document is None else [Path(entry["file"]).name for entry in document["files"]]
+
+
+def _day_files(parameters: SyntheticParameters) -> list[str]:
+    return [f"day_{day}.tsv{'.gz' if parameters.gzip else ''}" for day in range(parameters.days)]
+
+
 def _is_complete(folder: Path, earlier: dict[str, Any], parameters: SyntheticParameters) -> bool:
     versions = (earlier.get("schema_version"), earlier.get("generator_version"))
     if versions != (SCHEMA_VERSION, GENERATOR_VERSION) or earlier.get("parameters") != parameters.to_json():
@@ -277,16 +287,6 @@ def _is_complete(folder: Path, earlier: dict[str, Any], parameters: SyntheticPar
         (folder / entry["file"]).is_file() and (folder / entry["file"]).stat().st_size == entry["size_bytes"]
         for entry in earlier["files"]
     )
-
-
-def _check_folder(folder: Path, *, ours: bool, force: bool) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is a file, not a folder", remedy="give another folder")
-    if not ours and not force and folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(
-            f"{folder} isn't empty and wasn't made by synth",
-            remedy="give an empty or new folder, or --force to write beside what is there",
-        )
 
 
 def _check_space(folder: Path, parameters: SyntheticParameters) -> None:
@@ -298,56 +298,6 @@ def _check_space(folder: Path, parameters: SyntheticParameters) -> None:
             f"{folder}: {parameters.rows:,} rows need at least {format_bytes(needed)}, {format_bytes(free)} are free",
             remedy="give fewer --rows, --gzip, or a folder on a larger disk",
         )
-
-
-def _remove_earlier(folder: Path, earlier: dict[str, Any] | None) -> None:
-    if earlier is None:
-        return
-    (folder / SYNTHETIC_JSON).unlink()
-    for entry in earlier["files"]:
-        (folder / Path(entry["file"]).name).unlink(missing_ok=True)
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; the system lets go of it when the process ends, however that happens."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise DataError(
-            f"{folder}: another process is generating rows here", remedy="wait for it, or choose another folder"
-        ) from None
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _remove_interrupted(folder: Path) -> None:
-    """Remove the day files of a generation that did not end, which may have had more days than this one."""
-    if not (folder / _UNFINISHED).exists():
-        return
-    for path in folder.iterdir():
-        if re.fullmatch(r"day_\d+\.tsv(\.gz)?|\.day_\d+\.tsv(\.gz)?\.tmp", path.name):
-            path.unlink()
-
-
-@contextmanager
-def _new_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file that takes its name, synced, only when the block ends well."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    fsync_folder(path.parent)
 
 
 @contextmanager

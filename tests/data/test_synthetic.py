@@ -380,6 +380,55 @@ def test_an_interrupted_run_leaves_no_half_file_and_is_run_again(tmp_path: Path)
     assert not (tmp_path / ".synthetic-unfinished").exists()
 
 
+def _interrupt(folder: Path, parameters: SyntheticParameters, *, after_rows: int, force: bool = False) -> None:
+    done: list[int] = []
+
+    def stop(rows: int) -> None:
+        done.append(rows)
+        if sum(done) > after_rows:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        generate(folder, parameters, force=force, on_rows=stop, chunk_rows=50)
+
+
+def test_files_of_other_making_outlive_an_interrupted_forced_run_and_the_next(tmp_path: Path) -> None:
+    mine = {f"day_{day}.tsv": f"real rows of day {day}" for day in (5, 6, 7, 8)}
+    for name, content in mine.items():
+        (tmp_path / name).write_text(content)
+    _interrupt(tmp_path, SyntheticParameters(rows=600, days=3), after_rows=450, force=True)
+    assert {"day_0.tsv", "day_1.tsv"} <= {path.name for path in tmp_path.iterdir()}
+    # Fewer days: those of the interrupted run go, the others stay.
+    generate(tmp_path, SyntheticParameters(rows=100, days=1))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["day_0.tsv", *mine, "synthetic.json"]
+    assert {name: (tmp_path / name).read_text() for name in mine} == mine
+
+
+@pytest.mark.parametrize("after", ["an interrupted run", "a finished run"])
+def test_files_of_other_making_are_written_over_by_force_alone(tmp_path: Path, after: str) -> None:
+    (tmp_path / "day_2.tsv").write_text("mine")
+    few, more = SyntheticParameters(rows=200, days=2), SyntheticParameters(rows=300, days=3)
+    if after == "an interrupted run":
+        # It would have replaced day 2, but ended before.
+        _interrupt(tmp_path, more, after_rows=150, force=True)
+    else:
+        generate(tmp_path, few, force=True)
+    with pytest.raises(ConfigError, match=r"day_2\.tsv wasn't made by synth(.|\n)*--force"):
+        generate(tmp_path, more)
+    assert (tmp_path / "day_2.tsv").read_text() == "mine"
+    generate(tmp_path, few)
+    assert (tmp_path / "day_2.tsv").read_text() == "mine"
+    assert generate(tmp_path, more, force=True)[1]
+    assert (tmp_path / "day_2.tsv").read_text() != "mine"
+
+
+def test_a_file_that_took_the_place_of_an_interrupted_run_s_stays(tmp_path: Path) -> None:
+    _interrupt(tmp_path, SyntheticParameters(rows=300, days=3), after_rows=250)
+    (tmp_path / "day_1.tsv").write_text("mine")
+    generate(tmp_path, SyntheticParameters(rows=100, days=1))
+    assert (tmp_path / "day_1.tsv").read_text() == "mine"
+
+
 def test_a_disk_that_is_too_small_is_refused_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthetic.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
     with pytest.raises(DataError, match=r"10 rows need at least .* 1000 B are free"):
@@ -427,13 +476,9 @@ def test_the_committed_sample_is_what_its_parameters_give(tmp_path: Path) -> Non
 
 
 def test_an_interrupted_generation_leaves_no_days_to_a_shorter_one(tmp_path: Path) -> None:
-    def interrupt(rows: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        generate(tmp_path, SyntheticParameters(rows=900, days=9), on_rows=interrupt, chunk_rows=50)
-    for day in range(5):
-        (tmp_path / f"day_{day}.tsv").write_text("written before the interruption")
+    _interrupt(tmp_path, SyntheticParameters(rows=900, days=9), after_rows=500)
+    assert {"day_0.tsv", "day_1.tsv", "day_2.tsv", "day_3.tsv"} <= {p.name for p in tmp_path.iterdir()}
+    # As a killed process leaves it.
     (tmp_path / ".day_5.tsv.tmp").write_text("")
     assert (tmp_path / ".synthetic-unfinished").exists()
     generate(tmp_path, SyntheticParameters(rows=100, days=2))
