@@ -96,11 +96,7 @@ class BestKeeper:
         """Of committed checkpoints."""
 
     def resume(self, chain: Chain) -> list[str]:
-        """Take up the best so far of a run that goes on from `chain`; returns lines for the user.
-
-        Raises:
-            OSError: best.json can't be written.
-        """
+        """Take up the best so far of a run that goes on from `chain`; returns lines for the user."""
         self._committed = chain.tip.name
         notes = []
         best: BestCheckpoint | None = None
@@ -118,7 +114,10 @@ class BestKeeper:
             newer = best is None or told.step > best.step
             if (chain.root / told.manifest).is_file() and (told.beats(best) if same else newer):
                 best = told
-                _write(self._path, best)
+                try:
+                    _write(self._path, best)
+                except OSError as error:
+                    notes.append(f"warning: {self._path} can't be written: {error}")
         self.best = best
         return notes
 
@@ -166,10 +165,11 @@ class BestKeeper:
         return self._settle()
 
     def _settle(self) -> bool:
-        if self._pending is None or self._pending.manifest != self._committed:
+        told = self._pending
+        if told is None or not told.manifest or told.manifest != self._committed:
             return False
-        self.best, self._pending = self._pending, None
-        _write(self._path, self.best)
+        self.best, self._pending = told, None
+        _write(self._path, told)
         return True
 
 

@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import torch
@@ -20,6 +21,7 @@ from dlrm_scale.sharding.shard import ShardedModel
 from dlrm_scale.telemetry import StepClock
 from dlrm_scale.touched_rows import TouchedRows
 from dlrm_scale.train.agreement import StepAgreement, Verdict
+from dlrm_scale.train.best_checkpoint import BestKeeper
 from dlrm_scale.train.evaluate import gather_scores, true_rows
 from dlrm_scale.train.finite import FiniteWatch
 from dlrm_scale.train.finite_cause import FiniteCause
@@ -82,6 +84,8 @@ class TrainingLoop:
         rows_before: training rows before this start.
         cursor: data position of the last applied step, or None before the first.
         record: JSON-ready values that every checkpoint of the run carries.
+        best: on rank 0 decides which checkpoint is the best.
+        saved_as: manifest of the checkpoint of `start_step`, or "".
         validate: evaluates on the given number of rows (0: all) without disturbing training; None when a signal
             ended it.
         report: on rank 0.
@@ -102,6 +106,8 @@ class TrainingLoop:
     rows_before: int
     cursor: Mapping[str, object] | None
     record: Mapping[str, object]
+    best: BestKeeper
+    saved_as: str
 
     def run(self) -> LoopEnd:
         """Train until the epochs or `train.max_steps` are over, or a rank is asked to stop.
@@ -125,15 +131,16 @@ class TrainingLoop:
             self._obey(self._agreement.exchange(stop=self._wants_to_stop(), nonfinite_step=self._nonfinite_step))
             if self._due(self.config.train.log_every_steps):
                 self._log()
-            if self._due(self.config.checkpoint.every_steps):
-                self._save()
             if self._due(self.config.train.validate_every_steps):
                 self._validate()
+            if self._due(self.config.checkpoint.every_steps) and self.step != self._saved_step:
+                self._save()
             self._report_saves(self.engine.poll())
         return self._end()
 
     def _begin(self) -> None:
         self.step = self._saved_step = self.start_step
+        self._judged_step = -1
         self._clock = StepClock()
         self._agreement = StepAgreement(self.ranks.rank, self.ranks.ranks, self.ranks.control_group)
         self._stopping = False
@@ -233,23 +240,67 @@ class TrainingLoop:
             metrics = self.validate(self.config.train.validation_rows)
         if metrics is None:
             self._stopping = True  # a signal ended it early, on all ranks
-        elif self.report is not None:
+            return
+        if self.report is not None:
             self.report.record("validation", self.step, metrics.as_dict())
             auc = "undefined" if metrics.auc is None else f"{metrics.auc:.5f}"
             logloss = "undefined" if metrics.logloss is None else f"{metrics.logloss:.5f}"
             self.report.say(f"validation at step {self.step}: AUC {auc}, logloss {logloss}, {metrics.rows:,} rows")
+        self._judge(metrics)
+
+    def judge_last(self, metrics: ClickMetrics) -> None:
+        """Compare the validation after the last step; a collective.
+
+        Args:
+            metrics: over the whole split. Where validations during training take fewer rows, so does one more here.
+        """
+        train = self.config.train
+        if train.validate_every_steps and 0 < train.validation_rows < metrics.rows:
+            if self._judged_step == self.step or train.best_metric == "none":
+                return
+            fewer = self.validate(train.validation_rows)
+            if fewer is None:
+                return
+            metrics = fewer
+        self._judge(metrics)
+
+    def _judge(self, metrics: ClickMetrics) -> None:
+        """Keep the checkpoint of this step if no validation was better; rank 0's word counts."""
+        self._judged_step = self.step
+        if not self.ranks.broadcast_object(self.best.improved_by(metrics, self.step)):
+            return
+        if self.step != self._saved_step:
+            self._save()
+        if self.ranks.rank == 0:
+            self._settle_best(lambda: self.best.named(self.saved_as))
+            self.engine.pin(self.best.pinned)
+
+    def _settle_best(self, settle: Callable[[], bool]) -> None:
+        try:
+            settled = settle()
+        except OSError as error:
+            settled = True
+            if self.report is not None:
+                self.report.say(f"warning: the best checkpoint isn't written down: {error}")
+        best = self.best.best
+        if settled and best is not None:
+            self.engine.pin(self.best.pinned)
+            if self.report is not None:
+                self.report.record("best", best.step, best.as_dict())
+                self.report.say(f"best checkpoint so far: step {best.step}, {best.metric} {best.value:.5f}")
 
     def _save(self) -> None:
         self._settle()
         with self._clock.interval("checkpoint"):
             self.sharded.union_replicated(self.touched)
-            self.engine.save(
+            self.saved_as = self.engine.save(
                 step=self.step,
                 cursor=dict(self.cursor or {}),
                 dense=self.sharded.dense_state(),
                 rank_state=capture_random_state(),
                 extra={
                     **self.record,
+                    "best": self.best.record,
                     "table_iterations": self.sharded.table_iterations(),
                 },
                 rows_consumed=self.rows_before + self._rows,
@@ -259,6 +310,8 @@ class TrainingLoop:
     def _report_saves(self, outcomes: list[SaveOutcome]) -> None:
         for outcome in outcomes:
             self._outcomes.append(outcome)
+            if self.ranks.rank == 0:
+                self._settle_best(partial(self.best.note, outcome))
             self._save_failed = self._save_failed or not outcome.committed
             if outcome.not_finite:
                 self._spoiled = self._spoiled or outcome

@@ -35,6 +35,7 @@ class RunResult:
         checkpoints_committed: of this start.
         checkpoints_failed: of this start.
         peak_memory_bytes: largest resident host memory of a rank's process, over ranks.
+        best: the best checkpoint of the run as in best.json; None where no validation has told one.
     """
 
     state: str
@@ -53,6 +54,7 @@ class RunResult:
     checkpoints_committed: int
     checkpoints_failed: int
     peak_memory_bytes: int
+    best: dict[str, object] | None = None
 
 
 def make_result(end: LoopEnd, start_step: int, validation: ClickMetrics | None, ranks: Ranks) -> RunResult:

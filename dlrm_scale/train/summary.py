@@ -55,6 +55,9 @@ def summary_table(result: RunResult, run_path: str) -> str:
         rows.append(("bytes of a delta (mean)", format_bytes(result.delta_bytes)))
     if result.loss is not None:
         rows.append(("training loss, last window", f"{result.loss:.5f}"))
+    if result.best is not None:
+        value = float(str(result.best["value"]))
+        rows.append(("best checkpoint", f"step {result.best['step']}, {result.best['metric']} {value:.5f}"))
     if result.validation is not None:
         rows += [(f"validation {name}", value) for name, value in metric_rows(result.validation)]
     return text_table(rows)

@@ -2,7 +2,7 @@
 
 import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from dlrm_scale.sharding.pipeline import make_eval_pipeline, make_train_pipeline
 from dlrm_scale.sharding.plan_file import save_plan
 from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
 from dlrm_scale.touched_rows import TouchedRows
+from dlrm_scale.train.best_checkpoint import BestKeeper
 from dlrm_scale.train.evaluate import evaluate_batches
 from dlrm_scale.train.feature_mapping import feature_mapping
 from dlrm_scale.train.finite_cause import FiniteCause, dataset_rows
@@ -29,6 +30,7 @@ from dlrm_scale.train.resume import RestoredRun, agree_on_chain, restore_run
 from dlrm_scale.train.run_folder import RunFolder, RunRequest
 from dlrm_scale.train.run_result import RunResult, make_result
 from dlrm_scale.train.schedule import multiplier
+from dlrm_scale.train.score_ranking import auc_kind
 from dlrm_scale.train.setup import ModelOnRanks, build_on_ranks, device_kind, pipeline_kind, set_threads
 from dlrm_scale.train.stop import StopRequest
 
@@ -104,6 +106,9 @@ def _train_on(
     report = _open_folder(request, model, total_steps, start_step, ranks)
     touched = TouchedRows([shard.region.rows for shard in sharded.local_shards], ranks.device)
     sharded.track(touched)
+    best = BestKeeper(config.train.best_metric if ranks.rank == 0 else "none", folder.best)
+    if resumed is not None and ranks.rank == 0:
+        notes.extend(best.resume(resumed.chain))
     engine = CheckpointEngine(
         folder.checkpoints,
         layout=sharded.layout,
@@ -115,6 +120,7 @@ def _train_on(
         config=config.checkpoint,
         optimizer=config.sparse_optimizer.kind,
         resumed_from=resumed.chain if resumed else None,
+        pinned=best.pinned,
     )
     pipeline = pipeline_kind(config, ranks.device)
     evaluation = make_eval_pipeline(sharded, pipeline)
@@ -129,7 +135,8 @@ def _train_on(
             limit_rows=limit_rows,
             pin_memory=ranks.device.type == "cuda",
         )
-        return evaluate_batches(evaluation.run, batches, ranks, stop)
+        auc = auc_kind(config.train.auc, batches.rows)
+        return evaluate_batches(evaluation.run, batches, ranks, stop, auc=auc)
 
     loop = TrainingLoop(
         config=config,
@@ -147,6 +154,8 @@ def _train_on(
         rows_before=(resumed.rows_consumed or 0) if resumed else 0,
         cursor=resumed.cursor if resumed else None,
         record={"feature_mapping": feature_mapping(dataset)},
+        best=best,
+        saved_as=resumed.chain.tip.name if resumed else "",
     )
     if report is None:
         result = _finish(loop, dataset, None, folder, ranks)
@@ -165,7 +174,11 @@ def _finish(
     validation = None
     if end.state == "finished" and dataset.split_rows("validation"):
         validation = loop.validate(0)
+    if validation is not None:
+        loop.judge_last(validation)
     result = make_result(end, loop.start_step, validation, ranks)
+    if loop.best.best is not None:
+        result = replace(result, best=loop.best.best.as_dict())
     if report is not None:
         if validation is not None:
             report.record("validation", end.step, validation.as_dict())
