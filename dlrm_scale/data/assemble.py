@@ -77,6 +77,7 @@ def assemble_manifest(
     *,
     vocabulary_rule: dict[str, Any],
     multi_hot: Sequence[str],
+    text_ids: str | None,
 ) -> DatasetManifest:
     """Describe the dataset.
 
@@ -87,9 +88,11 @@ def assemble_manifest(
         rule: the split.
         vocabulary_rule: how the vocabularies were made.
         multi_hot: names of columns with several ids a row.
+        text_ids: how ids stood in the text of the rows, None where there was none.
     """
     files = [statistics for _, statistics in written]
     total = FileStatistics.total(files)
+    assert total.ready_rows in (0, int(total.rows.sum())), "dense features of two kinds"
     columns = [
         ColumnInfo(
             name=vocabulary.column,
@@ -111,6 +114,7 @@ def assemble_manifest(
             "categories": {
                 **VOCABULARY_RULE,
                 "rule": vocabulary_rule,
+                "text_ids": text_ids,
                 "mapping_fingerprint": mapping_fingerprint(vocabularies),
             },
         },

@@ -125,7 +125,9 @@ def describe_bad_row(
 def rejected_line(bad: BadRow) -> str:
     """Return the row's line for `rejected.tsv`."""
     row = bad.row.decode("latin-1").encode("unicode_escape").decode("ascii")
-    return f"{bad.path.name}\t{bad.line}\t{bad.column}\t{bad.expected}\t{bad.found}\t{row}\n"
+    # A name may hold anything, even bytes that are no UTF-8.
+    name = bad.path.name.encode("utf-8", "backslashreplace").decode().replace("\t", "\\t").replace("\n", "\\n")
+    return f"{name}\t{bad.line}\t{bad.column}\t{bad.expected}\t{bad.found}\t{row}\n"
 
 
 class BadRowLimit:

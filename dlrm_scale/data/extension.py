@@ -10,7 +10,7 @@ from typing import Any
 
 from dlrm_scale.data.column_statistics import FileStatistics
 from dlrm_scale.data.dataset import Dataset, Part
-from dlrm_scale.data.inputs import InputFile
+from dlrm_scale.data.inputs import InputFile, day_number
 from dlrm_scale.data.split import SplitRule
 from dlrm_scale.errors import ConfigError, DataError
 
@@ -56,8 +56,10 @@ class Extension:
         if all(entry in known for entry in given):
             return True
         sources = {part.source for part in self.dataset.manifest.parts}
-        for file, entry in zip(files, given, strict=False):
-            if entry in known or file.path.name in sources:
+        for file in files:
+            # Parquet sets use the same names in the folder of each day.
+            named = file.format != "parquet" and file.path.name in sources
+            if named or any(entry in known for entry in input_identities([file])):
                 raise DataError(
                     f"{file.path}: {self.dataset.path} already has rows of a file of that name",
                     remedy="name only the new days; to replace a day, preprocess all of them again with --force",
@@ -75,8 +77,39 @@ class Extension:
                 f"--validation {rule} can't be used when days are added to a dataset",
                 remedy="give last-file (the newest day validates) or none",
             )
-        if self.dataset.manifest.statistics.get("labeled") is False and rule.kind != "unlabeled":
-            raise ConfigError(f"{self.dataset.path} holds rows without labels", remedy="name another --out")
+        labeled = self.dataset.manifest.statistics.get("labeled") is not False
+        if labeled != (rule.kind != "unlabeled"):
+            raise ConfigError(
+                f"{self.dataset.path} holds rows {'with' if labeled else 'without'} labels, the input is "
+                f"{'unlabeled' if labeled else 'labeled'}",
+                remedy="name another --out",
+            )
+
+    def check_order(self, files: Sequence[InputFile]) -> None:
+        """Refuse days that come before those that are there: the last one validates.
+
+        Raises:
+            DataError: names the day.
+        """
+        there = [day_number(part.source) for part in self.dataset.manifest.parts]
+        newest = max((day for day in there if day is not None), default=None)
+        for file in files:
+            if file.day is not None and newest is not None and None not in there and file.day <= newest:
+                raise DataError(
+                    f"{file.path} is day {file.day}, {self.dataset.path} has days up to {newest}: days are added "
+                    "behind those that are there, and the last one validates",
+                    remedy="preprocess all days again, in one command",
+                )
+
+    def remove_strays(self) -> None:
+        """Remove what a process that died while it was adding days left beside the dataset's own files."""
+        folder, own = self.dataset.path, {part.file for part in self.dataset.manifest.parts}
+        for path in folder.glob("part-*.arrow"):
+            if path.name not in own:
+                path.unlink()
+        for path in folder.glob("rejected-*.tsv"):
+            if int(path.stem.partition("-")[2]) >= self.parts:
+                path.unlink()
 
     def training_parts(self) -> list[tuple[Part, FileStatistics]]:
         """Return its parts with their statistics when all of their rows train."""

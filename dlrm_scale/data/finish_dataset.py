@@ -1,10 +1,12 @@
 """The end of preprocessing: what is known about the rows, the files' final names, and the manifest last."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 from dlrm_scale.data.assemble import assemble_manifest, check_rows, collect_rejected
+from dlrm_scale.data.check_source import note_unknown_ids, text_ids
 from dlrm_scale.data.column_statistics import FileStatistics
 from dlrm_scale.data.count_pass import merged_counts
 from dlrm_scale.data.dataset import DatasetManifest, write_manifest
@@ -58,9 +60,15 @@ def finish_dataset(
     training += [(staging.where(part.file), int(sums.rows[0])) for part, sums in written]
     counted_first = job.source is None and job.options.method(job.format) == "frequency"
 
+    read: dict[str, IdFacts] = {}
+    if job.base is not None:
+        with ThreadPoolExecutor(job.options.jobs) as pool:
+            found = pool.map(lambda vocabulary: read_lookups(vocabulary, training), vocabularies)
+            read = {vocabulary.column: facts for vocabulary, facts in zip(vocabularies, found, strict=True)}
+
     def facts_of(vocabulary: Vocabulary) -> IdFacts:
-        if job.base is not None:
-            return read_lookups(vocabulary, training)
+        if read:
+            return read[vocabulary.column]
         column = CATEGORY_COLUMNS.index(vocabulary.column)
         if counted_first:
             kept = read_counts(staging.where(vocabulary_file(vocabulary.column)).parent, vocabulary.column)
@@ -76,7 +84,10 @@ def finish_dataset(
         job.rule,
         vocabulary_rule=vocabulary_rule(job),
         multi_hot=multi_hot,
+        text_ids=text_ids(job),
     )
+    if job.source is not None:
+        note_unknown_ids(new, job)
     if job.base is not None:
         return _add_to_dataset(job.base, staging, request, manifest, [*names, *rejected])
     staging.publish([*names, *(vocabulary_file(column) for column in CATEGORY_COLUMNS), *rejected])
@@ -93,7 +104,7 @@ def _add_to_dataset(
         "inputs": [*base.request["inputs"], *request["inputs"]],
         "key": "",
         "fingerprint": fingerprint_of(manifest),
-        "before": base.request,
+        "before": {name: value for name, value in base.request.items() if name != "before"},
     }
     write_json(staging.folder / REQUEST_FILE, content)
     return write_manifest(staging.folder, manifest)

@@ -15,7 +15,7 @@ from typing import Literal
 from dlrm_scale.data.npy_trios import group_trios, trio_stem
 from dlrm_scale.errors import DataError
 
-__all__ = ["InputFile", "InputFormat", "Inputs", "find_inputs"]
+__all__ = ["InputFile", "InputFormat", "Inputs", "day_number", "find_inputs"]
 
 InputFormat = Literal["text", "npy", "parquet"]
 
@@ -94,6 +94,12 @@ class _Found:
     name: str
     path: Path
     members: tuple[Path, ...]
+
+
+def day_number(name: str) -> int | None:
+    """Return the last number in a file's name, None if there is none."""
+    match = _NUMBERED.fullmatch(name)
+    return int(match["number"]) if match else None
 
 
 def find_inputs(paths: Sequence[Path]) -> Inputs:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dlrm_scale.data.check_source import check_source
 from dlrm_scale.data.compressed import name_contradicts_content, open_bytes
 from dlrm_scale.data.count_pass import count_ids, count_lines_of_files, merged_counts
 from dlrm_scale.data.dataset import MANIFEST_FILE, Dataset, DatasetManifest
@@ -44,7 +45,7 @@ from dlrm_scale.data.staging import (
     request_key,
 )
 from dlrm_scale.data.vocabulary import Vocabulary, given_vocabulary
-from dlrm_scale.data.vocabulary_file import vocabulary_file
+from dlrm_scale.data.vocabulary_file import check_mapping, vocabulary_file
 from dlrm_scale.data.write_pass import write_parts
 from dlrm_scale.errors import ConfigError, DatasetError
 from dlrm_scale.schema import CATEGORY_COLUMNS
@@ -118,19 +119,25 @@ def preprocess(
     )
     request = request_of(job)
     if base is not None:
+        if options.force:
+            raise ConfigError(
+                "--force contradicts adding days to a dataset", remedy="leave it out, or name another --out"
+            )
         base.check(rule)
-        done = base.dataset.manifest if files and base.holds(files) else None
-    else:
-        done = None if options.force else _up_to_date(out, request)
+    done = _finished(job, out, request)
     if done is not None:
         remove_leftovers(out, request)
         return PreprocessResult(manifest=done, up_to_date=True, notes=tuple(notes), seconds=time.monotonic() - started)
     notes += _name_notes(files) if format == "text" else []
     try:
         with Staging(out, request) as staging:
+            # What another process has done between the look above and the lock.
+            done = _finished(job, out, request)
             if from_stdin:
+                # It can't be read again, so that a rerun has no use for what is here.
+                staging.leave_nothing()
                 job = replace(job, files=(spool_stdin(staging.path),))
-            manifest = _build(job, staging, request)
+            manifest = done or _build(job, staging, request)
             staging.remove()
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -139,16 +146,40 @@ def preprocess(
             remedy=("free space" if full else "check the path and its permissions")
             + " and run it again, or name another --out",
         ) from error
-    return PreprocessResult(manifest=manifest, up_to_date=False, notes=tuple(notes), seconds=time.monotonic() - started)
+    return PreprocessResult(
+        manifest=manifest, up_to_date=done is not None, notes=tuple(notes), seconds=time.monotonic() - started
+    )
 
 
-def _up_to_date(out: Path, request: Mapping[str, Any]) -> DatasetManifest | None:
+def _finished(job: Job, out: Path, request: Mapping[str, Any]) -> DatasetManifest | None:
+    """Return the manifest if there is nothing to do.
+
+    Raises:
+        DatasetError: `out` holds another dataset, or the one to add to was changed.
+    """
+    if job.base is None:
+        return None if job.options.force else _up_to_date(out, request, job.options.max_bad_rows)
+    if Dataset.open(out).fingerprint != job.base.dataset.fingerprint:
+        raise DatasetError(f"{out} was changed by another process", remedy="run it again")
+    if job.files and job.base.holds(job.files):
+        return job.base.dataset.manifest
+    job.base.check_order(job.files)
+    return None
+
+
+def _up_to_date(out: Path, request: Mapping[str, Any], max_bad_rows: int) -> DatasetManifest | None:
     """Return the manifest if `out` is what is asked for, None if there is no dataset."""
     if not (out / MANIFEST_FILE).exists():
         return None
     done = finished_request(out)
     manifest = Dataset.open(out).manifest
     if done is not None and done.get("key") == request_key(request):
+        left_out = manifest.statistics.get("bad_rows", 0)
+        if isinstance(left_out, int) and left_out > max_bad_rows:
+            raise DatasetError(
+                f"{out} was made without {left_out:,} bad rows, --max-bad-rows {max_bad_rows:,} allows fewer",
+                remedy="allow as many, or correct the rows (rejected.tsv lists them) and replace it with --force",
+            )
         return manifest
     differences = [name for name in request if done is not None and done.get(name) != request[name]]
     raise DatasetError(
@@ -176,7 +207,10 @@ def _build(job: Job, staging: Staging, request: dict[str, Any]) -> DatasetManife
         max_bad_rows=options.max_bad_rows,
     )
     layout = layout_of(files, read)
-    _check_multi_hot(job, layout.multi_hot)
+    if job.source is not None:
+        check_source(job, layout)
+    if job.base is not None:
+        job.base.remove_strays()
     if layout.gives_features:
         job.notes.append("I1 to I13 are floating point: taken as they are, without log1p")
     plan = plan_memory(options.memory_limit_bytes, jobs=options.jobs, files=len(files))
@@ -188,15 +222,20 @@ def _build(job: Job, staging: Staging, request: dict[str, Any]) -> DatasetManife
         return PassProgress(name, names.index(name) + 1, len(names), files, job.on_progress)
 
     prepared = staging.finished("vocabularies")
+    made_here = job.base is None and not (job.given_ids and job.source is None)
+    if made_here and not all(staging.holds(vocabulary_file(column)) for column in CATEGORY_COLUMNS):
+        prepared = None
     if prepared is None:
         training_lines: list[int | None] = [0 if rule.kind == "unlabeled" else None] * len(files)
         if rule.kind == "last-file":
             training_lines[-1] = 0
         elif rule.kind == "fraction":
             rows = layout.rows_per_file
+            header = 1 if options.layout.header else 0
             if rows is None:
-                rows = count_lines_of_files(files, jobs=options.jobs, progress=progress("lines"))
-            training_lines = [*training_lines_of_fraction(rule, rows)]
+                lines_of_files = count_lines_of_files(files, jobs=options.jobs, progress=progress("lines"))
+                rows = [max(0, count - header) for count in lines_of_files]
+            training_lines = [count and count + header for count in training_lines_of_fraction(rule, rows)]
         unique_ids: list[int | None] = [None] * len(CATEGORY_COLUMNS)
         if counts:
             count_ids(
@@ -233,18 +272,11 @@ def _build(job: Job, staging: Staging, request: dict[str, Any]) -> DatasetManife
     return finish_dataset(job, staging, request, plan, vocabularies, prepared["unique_ids"], written, layout.multi_hot)
 
 
-def _check_multi_hot(job: Job, multi_hot: Sequence[str]) -> None:
-    if job.base is not None and tuple(multi_hot) != job.base.dataset.multi_hot:
-        raise ConfigError(
-            f"the new days have several ids a row in {', '.join(multi_hot) or 'no column'}, "
-            f"{job.base.dataset.path} in {', '.join(job.base.dataset.multi_hot) or 'no column'}",
-            remedy="read them with the same --multi-hot",
-        )
-
-
 def _load_vocabularies(job: Job, staging: Staging, plan: MemoryPlan) -> list[Vocabulary]:
     if job.given_ids and job.source is None:
         return [given_vocabulary(column, rows=2**31 - 1) for column in CATEGORY_COLUMNS]
     if job.base is not None:
-        return load_checked([job.base.dataset.path] * len(CATEGORY_COLUMNS), plan)
+        loaded = load_checked([job.base.dataset.path] * len(CATEGORY_COLUMNS), plan)
+        check_mapping(job.base.dataset.path, job.base.dataset.manifest.transforms, loaded)
+        return loaded
     return load_checked([staging.where(vocabulary_file(column)).parent for column in CATEGORY_COLUMNS], plan)

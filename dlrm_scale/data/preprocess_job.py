@@ -11,6 +11,7 @@ from dlrm_scale.data.inputs import InputFile, InputFormat
 from dlrm_scale.data.passes import OnProgress
 from dlrm_scale.data.preprocess_options import DEFAULT_THRESHOLD, PreprocessOptions
 from dlrm_scale.data.split import SplitRule
+from dlrm_scale.data.staging import request_key
 
 __all__ = ["Job", "request_of", "vocabulary_rule"]
 
@@ -58,7 +59,7 @@ class Job:
 def request_of(job: Job) -> dict[str, Any]:
     """Return what is asked for, JSON-ready: equal for the same input and the options that rows depend on."""
     options, layout = job.options, job.options.layout
-    request = {
+    request: dict[str, Any] = {
         "rules_version": _RULES_VERSION,
         "schema_version": SCHEMA_VERSION,
         # What came through a pipe can't be known again.
@@ -75,8 +76,9 @@ def request_of(job: Job) -> dict[str, Any]:
             "pad_short_rows": layout.pad_short_rows,
         },
         "columns": dict(options.columns),
-        "max_bad_rows": options.max_bad_rows,
     }
+    counted = {name: request[name] for name in ("rules_version", "inputs", "validation", "layout", "columns")}
+    request["counts_key"] = request_key(counted)
     if job.base is not None:
         request["added_to"] = job.base.dataset.fingerprint
     return request

@@ -24,7 +24,14 @@ def spool_stdin(folder: Path) -> InputFile:
         )
     path = folder / "stdin"
     with path.open("wb") as out:
-        while block := os.read(sys.stdin.fileno(), MIB):
+        while block := _read():
             out.write(block)
     status = path.stat()
     return InputFile(path=path, day=None, size_bytes=status.st_size, modified_ns=status.st_mtime_ns)
+
+
+def _read() -> bytes:
+    try:
+        return os.read(sys.stdin.fileno(), MIB)
+    except OSError as error:
+        raise DataError(f"standard input can't be read: {error.strerror}") from error

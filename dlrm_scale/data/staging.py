@@ -36,7 +36,7 @@ REQUEST_FILE = "preprocess.json"
 """Beside the manifest: inputs and options, for `up to date`. Not part of the fingerprint, which is about content."""
 REJECTED_FILE = "rejected.tsv"
 _FOLDER = ".building"
-_OURS = ("part-*.arrow", "vocabulary-C*.parquet", REQUEST_FILE, REJECTED_FILE)
+_OURS = ("part-*.arrow", "vocabulary-C*.parquet", "rejected-*.tsv", REQUEST_FILE, REJECTED_FILE)
 
 
 def request_key(request: Mapping[str, Any]) -> str:
@@ -114,6 +114,7 @@ class Staging:
         self._request = {**request, "key": request_key(request)}
         self._lock = -1
         self._worthless = False
+        self._made_folder = False
 
     def __enter__(self) -> Self:
         if self.folder.exists() and not self.folder.is_dir():
@@ -125,12 +126,13 @@ class Staging:
                     f"{self.folder} is not empty and holds no dataset ({', '.join(strangers[:3])}, …)",
                     remedy="name a new or empty folder for --out",
                 )
+        self._made_folder = not self.folder.exists()
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = self._locked()
         try:
             known = _read_json(self.path / "request.json")
             if known is None or known.get("key") != self._request["key"]:
-                self._clear()
+                self._clear(known)
                 write_json(self.path / "request.json", self._request)
         except BaseException:
             os.close(self._lock)
@@ -143,8 +145,9 @@ class Staging:
         # What an early error leaves is worth nothing to a rerun; finished files are.
         if error is not None and (self._worthless or not any(self.path.glob("*-*.json"))):
             shutil.rmtree(self.path, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                self.folder.rmdir()
+            if self._made_folder:
+                with contextlib.suppress(OSError):
+                    self.folder.rmdir()
         os.close(self._lock)
 
     def finished(self, name: str) -> dict[str, Any] | None:
@@ -200,11 +203,16 @@ class Staging:
 
     def remove(self) -> None:
         """Remove the staging folder, lock included; the dataset is complete."""
+        # First what says that the rest is of use: a process may die in the middle.
+        (self.path / "request.json").unlink(missing_ok=True)
+        fsync_folder(self.path)
         shutil.rmtree(self.path)
 
-    def _clear(self) -> None:
+    def _clear(self, known: Mapping[str, Any] | None) -> None:
+        # Counts depend on the input alone: another threshold can use them again.
+        counted = known is not None and known.get("counts_key", "") == self._request.get("counts_key")
         for entry in self.path.iterdir():
-            if entry.name != "lock":
+            if entry.name != "lock" and not (counted and entry.name.startswith("counts-")):
                 entry.unlink()
         # Files that were published for a request that never got its manifest.
         if not self.is_replacing():

@@ -5,7 +5,7 @@ method is in the file's metadata. The counts are of no use for mapping, so they 
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from dlrm_scale.errors import DatasetError
 from dlrm_scale.schema import CATEGORY_COLUMNS, OUT_OF_VOCABULARY_ROW
 
 __all__ = [
+    "check_mapping",
     "load_vocabularies",
     "load_vocabulary",
     "read_counts",
@@ -149,6 +150,21 @@ def load_vocabularies(folder: Path, transforms: Mapping[str, object]) -> list[Vo
         DatasetError: a vocabulary is absent or damaged, or they are not the dataset's.
     """
     loaded = [load_vocabulary(folder, column) for column in CATEGORY_COLUMNS]
+    check_mapping(folder, transforms, loaded)
+    return loaded
+
+
+def check_mapping(folder: Path, transforms: Mapping[str, object], loaded: Sequence[Vocabulary]) -> None:
+    """Compare vocabularies with what a dataset was made with.
+
+    Args:
+        folder: of the dataset.
+        transforms: of its manifest.
+        loaded: C1 to C26.
+
+    Raises:
+        DatasetError: they are not the dataset's.
+    """
     categories = transforms.get("categories")
     expected = categories.get("mapping_fingerprint") if isinstance(categories, Mapping) else None
     if mapping_fingerprint(loaded) != expected:
@@ -156,7 +172,6 @@ def load_vocabularies(folder: Path, transforms: Mapping[str, object]) -> list[Vo
             f"{folder}: the vocabularies are not those that the dataset was made with",
             remedy="put the vocabulary files back, or preprocess the rows again",
         )
-    return loaded
 
 
 def read_counts(folder: Path, column: str) -> Iterator[CountChunk]:

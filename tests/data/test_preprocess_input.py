@@ -13,6 +13,7 @@ import pytest
 
 from dlrm_scale.data.dataset import MANIFEST_FILE, Dataset
 from dlrm_scale.data.preprocess import PreprocessOptions, PreprocessResult, preprocess
+from dlrm_scale.data.staging import Staging
 from dlrm_scale.data.text_layout import TextLayout
 from dlrm_scale.errors import ConfigError, DataError, DatasetError
 from tests.support.raw_rows import make_row, make_rows, write_rows
@@ -125,95 +126,6 @@ def test_standard_input_is_read_like_a_file_compressed_or_not(tmp_path: Path, mo
     assert not (tmp_path / "bad").exists()
 
 
-def test_new_days_are_added_with_the_same_mapping_and_the_newest_validates(tmp_path: Path) -> None:
-    days = [write_rows(tmp_path / f"day_{i}.tsv", make_rows(40 + i, seed=i)) for i in range(4)]
-    out = tmp_path / "out"
-    first = _run(days[:2], out).manifest
-    before = _data_files(out)
-    added = _run(days[2:], out, vocabulary_from=out)
-    assert not added.up_to_date
-    manifest = added.manifest
-    assert [(part.source, part.rows) for part in manifest.parts] == [(f"day_{i}.tsv", 40 + i) for i in range(4)]
-    assert [(r.start, r.end) for r in manifest.split["train"]] == [(0, 40 + 41 + 42)]
-    assert [(r.start, r.end) for r in manifest.split["validation"]] == [(123, 166)]
-    assert manifest.transforms == first.transforms
-    assert [column.table_rows for column in manifest.columns] == [column.table_rows for column in first.columns]
-    assert manifest.fingerprint != first.fingerprint
-    assert before.items() <= _data_files(out).items()
-    Dataset.open(out).verify()
-    # The same rows through the same vocabularies at once: equal parts, equal statistics but for what isn't known.
-    _run(days[:2], tmp_path / "vocabulary")
-    _run(days, tmp_path / "at-once", vocabulary_from=tmp_path / "vocabulary")
-    at_once = Dataset.open(tmp_path / "at-once").manifest
-    assert _data_files(out) == _data_files(tmp_path / "at-once")
-    assert {**manifest.statistics} == {**at_once.statistics}
-    for a, b in zip(manifest.columns, at_once.columns, strict=True):
-        assert {**a.statistics, "unique_ids": 0} == {**b.statistics, "unique_ids": 0}
-        assert a.statistics["unique_ids"] is None
-    # Once more it is there already; another file of that name is refused.
-    assert _run(days[2:], out, vocabulary_from=out).up_to_date
-    assert _run(days[2:], out, vocabulary_from=out).manifest == manifest
-    (tmp_path / "elsewhere").mkdir()
-    other = write_rows(tmp_path / "elsewhere" / "day_3.tsv", make_rows(9, seed=9))
-    with pytest.raises(DataError, match="already has rows of a file of that name"):
-        _run(other, out, vocabulary_from=out)
-    with pytest.raises(ConfigError, match="can't be used when days are added"):
-        _run(write_rows(tmp_path / "day_4.tsv", make_rows(9)), out, vocabulary_from=out, validation="0.5")
-    assert Dataset.open(out).manifest == manifest
-    # And again a day.
-    again = _run(tmp_path / "day_4.tsv", out, vocabulary_from=out).manifest
-    assert [part.rows for part in again.parts] == [40, 41, 42, 43, 9]
-    assert _run(days[2:], out, vocabulary_from=out).up_to_date
-
-
-class _DeathError(BaseException):
-    """Stands for SIGKILL: nothing may catch it."""
-
-
-def test_death_at_any_step_of_adding_days_leaves_the_dataset_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    days = [write_rows(tmp_path / f"day_{i}.tsv", make_rows(30, seed=i)) for i in range(3)]
-    _run(days[:2], tmp_path / "reference")
-    old = Dataset.open(tmp_path / "reference").manifest
-    _run(days[2:], tmp_path / "reference", vocabulary_from=tmp_path / "reference")
-    reference = _files(tmp_path / "reference")
-    real_replace, step = os.replace, 0
-    while True:
-        out = tmp_path / f"out{step}"
-        _run(days[:2], out)
-        calls = 0
-
-        def dies(source: Any, target: Any, at: int = step) -> None:
-            nonlocal calls
-            calls += 1
-            if calls > at:
-                raise _DeathError
-            real_replace(source, target)
-
-        died = False
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "replace", dies)
-            try:
-                _run(days[2:], out, vocabulary_from=out)
-            except _DeathError:
-                died = True
-        if died:
-            now = Dataset.open(out)
-            now.verify()
-            assert now.manifest in (old, Dataset.open(tmp_path / "reference").manifest)
-            _run(days[2:], out, vocabulary_from=out)
-        found = _files(out)
-        assert {name: data for name, data in found.items() if name != "preprocess.json"} == {
-            name: data for name, data in reference.items() if name != "preprocess.json"
-        }
-        assert _run(days[2:], out, vocabulary_from=out).up_to_date
-        if not died:
-            break
-        step += 1
-    assert step >= 5
-
-
 def test_a_memory_limit_that_is_too_small_is_refused_with_what_it_takes(tmp_path: Path) -> None:
     file = write_rows(tmp_path / "x.tsv", make_rows(50))
     with pytest.raises(ConfigError, match=r"--memory-limit 64\.0 MiB is too little for --jobs 3: it takes at least"):
@@ -292,3 +204,66 @@ def test_options_about_another_format_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=re.escape(message)):
             _run(file, tmp_path / "out", **options)
     assert not (tmp_path / "out" / MANIFEST_FILE).exists()
+
+
+def test_a_header_is_no_row_of_the_fraction_that_validates(tmp_path: Path) -> None:
+    rows = make_rows(13)
+    _run(write_rows(tmp_path / "x.tsv", rows), tmp_path / "plain")
+    manifest = _run(
+        write_rows(tmp_path / "h.tsv", [HEADER, *rows]), tmp_path / "h", layout=TextLayout(header=True)
+    ).manifest
+    assert manifest.split == Dataset.open(tmp_path / "plain").manifest.split
+
+
+def test_another_threshold_or_limit_of_bad_rows_uses_the_counts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [write_rows(tmp_path / f"day_{i}.tsv", [*make_rows(50, seed=i), b"bad"]) for i in range(2)]
+    _run(files, tmp_path / "reference", threshold=3, max_bad_rows=2)
+    with pytest.raises(DataError, match="more than 1 bad rows"):
+        _run(files, tmp_path / "out", max_bad_rows=1)
+    counted = tmp_path / "out" / ".building" / "counts-00000.bin"
+    before = counted.stat().st_ino
+    monkeypatch.setattr(Staging, "publish", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    with pytest.raises(DatasetError, match="Input/output error"):
+        _run(files, tmp_path / "out", max_bad_rows=2)
+    assert counted.stat().st_ino == before
+    monkeypatch.undo()
+    _run(files, tmp_path / "out", threshold=3, max_bad_rows=2)
+    assert _data_files(tmp_path / "out") == _data_files(tmp_path / "reference")
+    with pytest.raises(DatasetError, match="was made without 2 bad rows, --max-bad-rows 0 allows fewer"):
+        _run(files, tmp_path / "out", threshold=3)
+
+
+def test_bad_rows_of_a_file_with_an_odd_name_are_put_aside(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(bytes(tmp_path) + b"/r\xff\t.tsv"))
+    write_rows(path, [*make_rows(20), b"bad"])
+    _run(path, tmp_path / "out", max_bad_rows=1)
+    assert (tmp_path / "out" / "rejected.tsv").read_text().splitlines()[1].split("\t")[:2] == ["r\\udcff\\t.tsv", "21"]
+
+
+def test_an_error_leaves_a_folder_that_was_there(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(DataError):
+        _run(write_rows(tmp_path / "x.tsv", [b"bad"]), tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_an_interrupted_run_from_standard_input_leaves_nothing(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\n"
+        "from dlrm_scale.data import write_pass\n"
+        "def fails(*_): raise OSError(5, 'Input/output error')\n"
+        "write_pass.PartWriter.write = fails\n"
+        "from dlrm_scale.cli import main\n"
+        "main(sys.argv[1:])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "preprocess", "-", "--out", str(tmp_path / "out")],
+        input=b"\n".join(make_rows(30)) + b"\n",
+        capture_output=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert b"Input/output error" in done.stderr
+    assert not (tmp_path / "out").exists()
