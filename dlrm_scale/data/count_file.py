@@ -18,6 +18,7 @@ import xxhash
 
 from dlrm_scale.data.count_runs import CountChunk, packed_entries
 from dlrm_scale.data.durable import fsync_folder
+from dlrm_scale.data.recently_opened import RecentlyOpened
 from dlrm_scale.errors import DatasetError
 
 __all__ = ["CountFile", "CountFileWriter", "RunInFile", "RunOnDisk"]
@@ -139,25 +140,29 @@ class CountFileWriter:
 
 
 class CountFile:
-    """A complete file, opened to read; a context manager that closes it.
+    """A complete file to read; a context manager that closes it.
 
     Args:
         path: what `CountFileWriter` was given.
+        opened: keeps its descriptor, for callers that read more files than may be open at a time; who gives it closes
+            it.
 
     Raises:
         DatasetError: the file is absent, cut off or of another format.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, opened: RecentlyOpened[int] | None = None) -> None:
         self.path = path
+        self._own = RecentlyOpened(os.close) if opened is None else None
+        self._opened = opened if self._own is None else self._own
         try:
-            self._file = path.open("rb", buffering=0)
+            self._descriptor()
         except OSError as error:
             raise DatasetError(f"{path} can't be read: {error}", remedy=_REMEDY) from error
         try:
             self.runs = self._contents()
         except (OSError, ValueError, KeyError, TypeError) as error:
-            self._file.close()
+            self.close()
             raise DatasetError(f"{path} is damaged: {error!r}", remedy=_REMEDY) from error
 
     def of_column(self, column: int) -> list["RunInFile"]:
@@ -174,7 +179,7 @@ class CountFile:
         position = first * _ENTRY.itemsize
         try:
             while len(left):
-                done = os.preadv(self._file.fileno(), [left], position)
+                done = os.preadv(self._descriptor(), [left], position)
                 if done == 0:
                     raise OSError("it ends early")
                 left, position = left[done:], position + done
@@ -182,8 +187,9 @@ class CountFile:
             raise DatasetError(f"{self.path} can't be read: {error}", remedy=_REMEDY) from error
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file, unless the caller keeps it open."""
+        if self._own is not None:
+            self._own.close()
 
     def __enter__(self) -> "CountFile":
         return self
@@ -191,13 +197,18 @@ class CountFile:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _descriptor(self) -> int:
+        assert self._opened is not None
+        return self._opened.get(self.path, lambda: os.open(self.path, os.O_RDONLY | os.O_CLOEXEC))
+
     def _contents(self) -> tuple[RunOnDisk, ...]:
-        size = os.fstat(self._file.fileno()).st_size
-        tail = os.pread(self._file.fileno(), 16, max(0, size - 16))
+        descriptor = self._descriptor()
+        size = os.fstat(descriptor).st_size
+        tail = os.pread(descriptor, 16, max(0, size - 16))
         if len(tail) < 16 or tail[8:] != _END_MARK:
             raise ValueError("the end is absent")
         length = int.from_bytes(tail[:8], "little")
-        contents = json.loads(os.pread(self._file.fileno(), length, size - 16 - length))
+        contents = json.loads(os.pread(descriptor, length, size - 16 - length))
         if contents["format_version"] != _FORMAT_VERSION:
             raise ValueError(f"format version {contents['format_version']}, this dlrm-scale reads {_FORMAT_VERSION}")
         runs = tuple(RunOnDisk(**run) for run in contents["runs"])

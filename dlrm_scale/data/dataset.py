@@ -36,6 +36,7 @@ from dlrm_scale.data.manifest import (
 )
 from dlrm_scale.data.part_writer import ROWS_PER_RECORD_BATCH, PartWriter, arrow_schema
 from dlrm_scale.data.raw_block import Bags
+from dlrm_scale.data.recently_opened import RecentlyOpened
 from dlrm_scale.errors import DatasetError
 from dlrm_scale.schema import CATEGORY_COLUMNS, INTEGER_COLUMNS, LABEL_COLUMN
 from dlrm_scale.units import MIB
@@ -77,23 +78,28 @@ _NO_BAGS: Mapping[str, Bags] = {}
 _CHANGED = "restore the file, or write the dataset again with `dlrm-scale preprocess`"
 
 
-@dataclass
+class _Reader(NamedTuple):
+    file: pa.OSFile
+    batches: pa.ipc.RecordBatchFileReader
+
+
+@dataclass(frozen=True)
 class _OpenPart:
     """A part as it was when the dataset was opened.
 
     Attributes:
         identity: device, inode, size and modification time; a read after they changed is refused.
-        reader: opened at the first read.
     """
 
     part: Part
     path: Path
     identity: tuple[int, int, int, int]
-    reader: pa.ipc.RecordBatchFileReader | None = None
 
 
 class Dataset:
     """A finished dataset; the files are immutable while it is open. Threads may share it.
+
+    The parts that were read last stay open, a bounded number of them.
 
     Attributes:
         path: the folder.
@@ -109,6 +115,7 @@ class Dataset:
         self.multi_hot = tuple(column.name for column in manifest.columns if column.multi_hot)
         self._schema = arrow_schema(self.multi_hot)
         self._parts = [self._open_part(part) for part in manifest.parts]
+        self._readers: RecentlyOpened[_Reader] = RecentlyOpened(lambda reader: reader.file.close())
 
     @staticmethod
     def open(path: Path | str) -> "Dataset":
@@ -163,9 +170,8 @@ class Dataset:
         with self._lock:
             self._check_unchanged(open_part)
             try:
-                if open_part.reader is None:
-                    open_part.reader = self._open_reader(open_part)
-                batch = open_part.reader.get_batch(record_batch_index)
+                reader = self._readers.get(part_index, lambda: self._open_reader(open_part))
+                batch = reader.batches.get_batch(record_batch_index)
                 if self.multi_hot:
                     batch.validate()
             except (OSError, pa.ArrowException) as error:
@@ -214,8 +220,9 @@ class Dataset:
             )
         return _OpenPart(part=part, path=path, identity=identity)
 
-    def _open_reader(self, open_part: _OpenPart) -> pa.ipc.RecordBatchFileReader:
-        reader = pa.ipc.open_file(pa.OSFile(str(open_part.path), "rb"))
+    def _open_reader(self, open_part: _OpenPart) -> _Reader:
+        file = pa.OSFile(str(open_part.path), "rb")
+        reader = pa.ipc.open_file(file)
         expected = -(-open_part.part.rows // ROWS_PER_RECORD_BATCH)
         if not reader.schema.equals(self._schema):
             lists = f" (list<int32> for {', '.join(self.multi_hot)})" if self.multi_hot else ""
@@ -228,7 +235,7 @@ class Dataset:
             raise DatasetError(
                 f"{open_part.path} has {reader.num_record_batches} record batches, expected {expected}", remedy=_CHANGED
             )
-        return reader
+        return _Reader(file, reader)
 
     def _check_unchanged(self, open_part: _OpenPart) -> None:
         try:

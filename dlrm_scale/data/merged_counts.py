@@ -1,12 +1,14 @@
 """How often each id of a column occurs in all input files together, read from the files that keep their counts."""
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dlrm_scale.data.count_file import CountFile
 from dlrm_scale.data.count_runs import BYTES_PER_BUFFERED_ENTRY, CountChunk, merged_runs
 from dlrm_scale.data.count_table import MERGE_SCRATCH_BYTES
+from dlrm_scale.data.recently_opened import RecentlyOpened
 
 __all__ = ["MergedCounts"]
 
@@ -16,7 +18,7 @@ _BUFFER_ENTRIES = (1 << 10, 1 << 20)
 class MergedCounts:
     """Iterating merges the files anew: yields chunks of (ids [n] uint32, counts [n] int64), in hash order.
 
-    Each id comes once, with the sum of its counts in all files.
+    Each id comes once, with the sum of its counts in all files. Of many files a bounded number is open at a time.
 
     Args:
         paths: what `FileIdCounts.close` left, in any order.
@@ -34,8 +36,8 @@ class MergedCounts:
         self._buffer_entries = min(most, max(least, (memory_bytes - MERGE_SCRATCH_BYTES) // BYTES_PER_BUFFERED_ENTRY))
 
     def __iter__(self) -> Iterator[CountChunk]:
-        with contextlib.ExitStack() as stack:
-            files = [stack.enter_context(CountFile(path)) for path in self._paths]
+        with contextlib.closing(RecentlyOpened(os.close)) as opened:
+            files = [CountFile(path, opened) for path in self._paths]
             runs = [run for file in files for run in file.of_column(self._column)]
             yield from merged_runs(runs, self._buffer_entries)
             for run in runs:
