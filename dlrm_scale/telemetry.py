@@ -14,6 +14,7 @@ dense_forward       the rest of the forward pass
 backward            the backward pass, with the gradients' all-to-all, the tables' fused update and the all-reduce of
                     dense gradients (a profiled step's trace has its parts)
 dense_optimizer     the optimizer of the dense part and of data-parallel tables, gradients dropped, rates set
+pipeline            TorchRec's SparseDist pipeline itself, beside the parts above
 agreement           waits for the other ranks' flags: stop, a loss that isn't finite
 checkpoint          stalled by a checkpoint: snapshot, or waiting for the one before
 evaluation          a validation, whatever happens inside it
@@ -37,6 +38,7 @@ INTERVALS = (
     "dense_forward",
     "backward",
     "dense_optimizer",
+    "pipeline",
     "agreement",
     "checkpoint",
     "evaluation",

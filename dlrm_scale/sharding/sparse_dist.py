@@ -82,7 +82,8 @@ class SparseDistSteps(TrainPipelineSparseDist):
         Raises:
             StopIteration: the iterator is empty and every batch taken from it has been applied.
         """
-        row_loss_sum, logits = self.progress(batches)
+        with self._phases.interval("pipeline"):
+            row_loss_sum, logits = self.progress(batches)
         assert self.applied is not None
         batch, self.applied = self.applied, None
         return batch, row_loss_sum, logits

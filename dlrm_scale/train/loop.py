@@ -8,7 +8,6 @@ from functools import partial
 from typing import Literal
 
 import torch
-import torch.distributed as dist
 
 from dlrm_scale.batch import Batch
 from dlrm_scale.checkpoint import CheckpointEngine, SaveOutcome
@@ -21,11 +20,14 @@ from dlrm_scale.sharding.shard import ShardedModel
 from dlrm_scale.telemetry import StepClock
 from dlrm_scale.touched_rows import TouchedRows
 from dlrm_scale.train.agreement import StepAgreement, Verdict
+from dlrm_scale.train.attribution import Attribution, IntervalWindow, RankTime, share_values
 from dlrm_scale.train.best_checkpoint import BestKeeper
 from dlrm_scale.train.evaluate import gather_scores, true_rows
 from dlrm_scale.train.finite import FiniteWatch
 from dlrm_scale.train.finite_cause import FiniteCause
+from dlrm_scale.train.gpu_intervals import GpuIntervals
 from dlrm_scale.train.metrics import ClickMetrics, global_auc
+from dlrm_scale.train.profile import StepProfiler
 from dlrm_scale.train.random_state import capture_random_state
 from dlrm_scale.train.report import RunReport
 from dlrm_scale.train.schedule import multiplier
@@ -79,6 +81,9 @@ class TrainingLoop:
     """Everything a step needs, on one rank.
 
     Attributes:
+        clock: charged with all that the main thread does; it starts anew with the first step.
+        profiler: traces `train.profile_steps`.
+        gpu: the clock's intervals on the GPU, if there is one.
         cause: tells what made a loss not finite.
         start_step: completed steps before this start.
         rows_before: training rows before this start.
@@ -102,6 +107,9 @@ class TrainingLoop:
     cause: FiniteCause
     validate: Callable[[int], ClickMetrics | None]
     report: RunReport | None
+    clock: StepClock
+    profiler: StepProfiler
+    gpu: GpuIntervals | None
     start_step: int
     rows_before: int
     cursor: Mapping[str, object] | None
@@ -120,28 +128,38 @@ class TrainingLoop:
         self._begin()
         batches: Iterator[Batch] = iter(self.loader)
         while not self._stopping and not self._at_limit():
-            self._set_learning_rates()
+            self.profiler.before(self.step + 1)
+            with self.clock.interval("dense_optimizer"):
+                self._set_learning_rates()
             try:
                 batch, row_loss_sum, logits = self.pipeline.progress(batches)
             except StopIteration:
                 break
             self.step += 1
             self.cursor = batch.cursor
-            self._note(batch, row_loss_sum, logits)
-            self._obey(self._agreement.exchange(stop=self._wants_to_stop(), nonfinite_step=self._nonfinite_step))
+            with self.clock.interval("logging"):
+                self._note(batch, row_loss_sum, logits)
+            with self.clock.interval("agreement"):
+                verdict = self._agreement.exchange(stop=self._wants_to_stop(), nonfinite_step=self._nonfinite_step)
+            self._obey(verdict)
+            if self.profiler.after(self.step):
+                self._say_where_profiles_are()
             if self._due(self.config.train.log_every_steps):
-                self._log()
+                with self.clock.interval("logging"):
+                    self._log()
             if self._due(self.config.train.validate_every_steps):
                 self._validate()
             if self._due(self.config.checkpoint.every_steps) and self.step != self._saved_step:
                 self._save()
-            self._report_saves(self.engine.poll())
+            with self.clock.interval("checkpoint"):
+                self._report_saves(self.engine.poll())
         return self._end()
 
     def _begin(self) -> None:
         self.step = self._saved_step = self.start_step
         self._judged_step = -1
-        self._clock = StepClock()
+        self._start_up_seconds = self.clock.restart()
+        self._intervals = IntervalWindow(self.clock)
         self._agreement = StepAgreement(self.ranks.rank, self.ranks.ranks, self.ranks.control_group)
         self._stopping = False
         self._watch = FiniteWatch()
@@ -197,7 +215,9 @@ class TrainingLoop:
         """Know of every step so far that its loss is finite, on all ranks: nothing else is logged or committed."""
         newest = self._watch.settle()
         bad = self._nonfinite_step if newest is None else newest
-        self._obey(self._agreement.settle(stop=self._wants_to_stop(), nonfinite_step=bad))
+        with self.clock.interval("agreement"):
+            verdict = self._agreement.settle(stop=self._wants_to_stop(), nonfinite_step=bad)
+        self._obey(verdict)
 
     def _wants_to_stop(self) -> bool:
         # a failed save under checkpoint.on_failure = stop ends the run on all ranks after the same step
@@ -208,11 +228,12 @@ class TrainingLoop:
         self._settle()
         window = self._window
         elapsed = time.perf_counter() - window.started - (self._idle_seconds() - window.idle_seconds_before)
-        loss = torch.stack([loss.double() for loss in window.loss_sums]).sum().cpu().reshape(1)
-        if self.ranks.ranks > 1:
-            dist.all_reduce(loss, group=self.ranks.control_group)
+        loss = torch.stack([loss.double() for loss in window.loss_sums]).sum().item()
+        by_rank = share_values([loss, *self._intervals.take()], self.ranks)
+        if self.gpu is not None:
+            self.gpu.read()
         scores = gather_scores(list(self._scored), self.ranks)
-        self._last_loss = loss.item() / max(1, window.rows_global)
+        self._last_loss = sum(loss for loss, *_ in by_rank) / max(1, window.rows_global)
         if self.report is not None:
             factor = self._rate_factor(self.step - 1)
             values = {
@@ -224,6 +245,7 @@ class TrainingLoop:
                 "data_wait_share": (self.loader.wait_seconds - window.wait_seconds_before) / elapsed,
                 "dense_learning_rate": self.config.dense_optimizer.learning_rate * factor,
                 "sparse_learning_rate": self.config.sparse_optimizer.learning_rate * factor,
+                **_time_values([IntervalWindow.rank_time(intervals) for _, *intervals in by_rank]),
             }
             self.report.record("train", self.step, values)
             self.report.show_step(self.step, values)
@@ -233,10 +255,12 @@ class TrainingLoop:
         self._window = _Window(time.perf_counter(), self.loader.wait_seconds, self._idle_seconds())
 
     def _idle_seconds(self) -> float:
-        return self._clock.seconds.get("validation", 0.0)
+        """What isn't training: `samples_per_second` leaves it out."""
+        seconds = self.clock.seconds
+        return seconds.get("evaluation", 0.0) + seconds.get("profile", 0.0)
 
     def _validate(self) -> None:
-        with self._clock.interval("validation"):
+        with self.clock.whole("evaluation"):
             metrics = self.validate(self.config.train.validation_rows)
         if metrics is None:
             self._stopping = True  # a signal ended it early, on all ranks
@@ -258,7 +282,8 @@ class TrainingLoop:
         if train.validate_every_steps and 0 < train.validation_rows < metrics.rows:
             if self._judged_step == self.step or train.best_metric == "none":
                 return
-            fewer = self.validate(train.validation_rows)
+            with self.clock.whole("evaluation"):
+                fewer = self.validate(train.validation_rows)
             if fewer is None:
                 return
             metrics = fewer
@@ -267,7 +292,9 @@ class TrainingLoop:
     def _judge(self, metrics: ClickMetrics) -> None:
         """Keep the checkpoint of this step if no validation was better; rank 0's word counts."""
         self._judged_step = self.step
-        if not self.ranks.broadcast_object(self.best.improved_by(metrics, self.step)):
+        with self.clock.interval("agreement"):
+            improved = self.ranks.broadcast_object(self.best.improved_by(metrics, self.step))
+        if not improved:
             return
         if self.step != self._saved_step:
             self._save()
@@ -291,7 +318,7 @@ class TrainingLoop:
 
     def _save(self) -> None:
         self._settle()
-        with self._clock.interval("checkpoint"):
+        with self.clock.interval("checkpoint"):
             self.sharded.union_replicated(self.touched)
             self.saved_as = self.engine.save(
                 step=self.step,
@@ -338,17 +365,44 @@ class TrainingLoop:
                     "its rows stay marked for the next one"
                 )
 
+    def _say_where_profiles_are(self) -> None:
+        for error in self.profiler.errors:
+            if self.report is not None:
+                self.report.say(f"warning: a profile isn't written: {error}")
+        self.profiler.errors.clear()
+        if self.report is not None and self.profiler.written:
+            self.report.say(f"profiled steps of each rank, for ui.perfetto.dev: {self.profiler.written[-1].parent}")
+
+    def rank_time(self) -> RankTime:
+        """Where this rank's time went since the first step, up to now."""
+        if self.gpu is not None:
+            self.gpu.read()
+        return RankTime(
+            seconds=self.clock.seconds,
+            busy_backward_seconds=self.clock.busy_seconds["backward"],
+            hidden_seconds={
+                "fetch": self.loader.fetch_seconds,
+                "prep": self.loader.prep_seconds,
+                "persist": sum(outcome.persist_seconds for outcome in self._outcomes),
+            },
+            gpu_seconds=dict(self.gpu.seconds) if self.gpu is not None else {},
+            start_up_seconds=self._start_up_seconds,
+        )
+
     def _end(self) -> LoopEnd:
         self._settle()
+        self.profiler.close()
+        self._say_where_profiles_are()
         if self._window.steps:
-            self._log()
-        with self._clock.interval("checkpoint"):
+            with self.clock.interval("logging"):
+                self._log()
+        with self.clock.interval("checkpoint"):
             outcomes = self.engine.wait()
         self._report_saves(outcomes)
         self._require_finite_values()
         if self.step != self._saved_step or self._saved_nothing():
             self._save()
-        with self._clock.interval("checkpoint"):
+        with self.clock.interval("checkpoint"):
             outcomes = self.engine.wait()
         self._report_saves(outcomes)
         self.touched.enabled = False
@@ -358,9 +412,9 @@ class TrainingLoop:
             state="stopped" if self._stopping else "finished",
             step=self.step,
             rows=self._rows,
-            seconds=self._clock.elapsed() - self._idle_seconds(),
+            seconds=self.clock.elapsed() - self._idle_seconds(),
             data_wait_seconds=self.loader.wait_seconds,
-            checkpoint_seconds=self._clock.seconds.get("checkpoint", 0.0),
+            checkpoint_seconds=self.clock.seconds.get("checkpoint", 0.0),
             outcomes=self._outcomes,
             final_loss=self._last_loss,
         )
@@ -385,3 +439,12 @@ class TrainingLoop:
     def _saved_nothing(self) -> bool:
         """A run that ends before its first step still leaves a checkpoint to resume from."""
         return self.start_step == 0 and self.step == 0
+
+
+def _time_values(times: list[RankTime]) -> dict[str, object]:
+    """What a log line says of the seconds since the last one: those of rank 0, and which rank computes longest."""
+    attribution = Attribution(times=tuple(times))
+    values: dict[str, object] = {"interval_seconds": times[0].seconds}
+    if len(times) > 1:
+        values |= {"slowest_rank": attribution.slowest_rank, "compute_imbalance": attribution.compute_imbalance}
+    return values

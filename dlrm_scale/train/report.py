@@ -90,15 +90,14 @@ class RunReport:
         Args:
             event: `train`, `validation`, `checkpoint`, `start` or `end`.
             step: completed steps.
-            values: JSON-ready; None for undefined.
+            values: JSON-ready; None for undefined. `interval_seconds`, a mapping, gives one curve a key.
         """
         line = json.dumps({"event": event, "step": step, **values}, allow_nan=False)
         with self._surviving():
             self._log.write(line + "\n")
             self._log.flush()
-            for name, value in values.items():
-                if isinstance(value, int | float) and not isinstance(value, bool):
-                    self._board.add_scalar(f"{event}/{name}", value, step)
+            for name, value in _numbers(values):
+                self._board.add_scalar(f"{event}/{name}", value, step)
 
     def save_result(self, folder: RunFolder, values: Mapping[str, object]) -> None:
         """Write `result.json`."""
@@ -126,6 +125,14 @@ class RunReport:
             self._bar.update(self._task, completed=step, note=note)
         else:
             self.say(f"step {step}/{self._total_steps}  {note}")
+
+
+def _numbers(values: Mapping[str, object]) -> Iterator[tuple[str, float]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and name == "interval_seconds":
+            yield from ((f"{name}/{key}", number) for key, number in _numbers(value))
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield name, value
 
 
 def cut_torn_line(log: Path) -> None:

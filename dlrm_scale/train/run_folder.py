@@ -7,6 +7,7 @@ runs/a/
   log.jsonl         one JSON object a log step, appended
   tensorboard/      curves
   checkpoints/      see `checkpoint`
+  profile/          traces of `train.profile_steps`
   best.json         the best checkpoint by train.best_metric
   result.json       the last summary
 """
@@ -72,6 +73,11 @@ class RunFolder:
     def tensorboard(self) -> Path:
         """Event files."""
         return self.path / "tensorboard"
+
+    @property
+    def profile(self) -> Path:
+        """Traces of profiled steps."""
+        return self.path / "profile"
 
     @property
     def result(self) -> Path:

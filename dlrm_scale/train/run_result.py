@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from dlrm_scale.sharding.ranks import Ranks
+from dlrm_scale.train.attribution import Attribution, RankTime
 from dlrm_scale.train.loop import LoopEnd
 from dlrm_scale.train.metrics import ClickMetrics
 from dlrm_scale.units import KIB
@@ -36,6 +37,7 @@ class RunResult:
         checkpoints_failed: of this start.
         peak_memory_bytes: largest resident host memory of a rank's process, over ranks.
         best: the best checkpoint of the run as in best.json; None where no validation has told one.
+        attribution: where the time of all ranks went, the last validation included; see `Attribution.as_dict`.
     """
 
     state: str
@@ -55,15 +57,19 @@ class RunResult:
     checkpoints_failed: int
     peak_memory_bytes: int
     best: dict[str, object] | None = None
+    attribution: dict[str, object]
 
 
-def make_result(end: LoopEnd, start_step: int, validation: ClickMetrics | None, ranks: Ranks) -> RunResult:
+def make_result(
+    end: LoopEnd, start_step: int, validation: ClickMetrics | None, time: RankTime, ranks: Ranks
+) -> RunResult:
     """Sum up a start of a run; a collective.
 
     Args:
         end: how the loop ended.
         start_step: step it began with.
         validation: of the whole split, if there was one.
+        time: of this rank.
         ranks: the process group.
     """
     committed = [outcome for outcome in end.outcomes if outcome.committed]
@@ -86,7 +92,13 @@ def make_result(end: LoopEnd, start_step: int, validation: ClickMetrics | None, 
         checkpoints_committed=len(committed),
         checkpoints_failed=len(end.outcomes) - len(committed),
         peak_memory_bytes=_peak_memory_bytes(ranks),
+        attribution=Attribution(times=_times_of_ranks(time, ranks)).as_dict(),
     )
+
+
+def _times_of_ranks(time: RankTime, ranks: Ranks) -> tuple[RankTime, ...]:
+    times = ranks.gather_objects(time)
+    return tuple(t for t in times if isinstance(t, RankTime))
 
 
 def _peak_memory_bytes(ranks: Ranks) -> int:

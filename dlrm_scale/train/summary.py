@@ -1,5 +1,6 @@
 """The table at the end of a run."""
 
+from dlrm_scale.train.attribution_table import attribution_lines
 from dlrm_scale.train.run_result import RunResult
 from dlrm_scale.units import format_bytes, format_count, format_seconds
 
@@ -35,7 +36,7 @@ def metric_rows(metrics: dict[str, object]) -> list[tuple[str, str]]:
 
 
 def summary_table(result: RunResult, run_path: str) -> str:
-    """Describe a finished or stopped start of a run."""
+    """Describe a finished or stopped start of a run, and where its time went."""
     rows = [
         ("run", run_path),
         ("state", result.state + (": continue with --resume auto" if result.state == "stopped" else "")),
@@ -60,4 +61,4 @@ def summary_table(result: RunResult, run_path: str) -> str:
         rows.append(("best checkpoint", f"step {result.best['step']}, {result.best['metric']} {value:.5f}"))
     if result.validation is not None:
         rows += [(f"validation {name}", value) for name, value in metric_rows(result.validation)]
-    return text_table(rows)
+    return "\n".join([text_table(rows), "", *attribution_lines(result.attribution)])

@@ -17,14 +17,18 @@ from dlrm_scale.install import check_install
 from dlrm_scale.sharding.pipeline import make_eval_pipeline, make_train_pipeline
 from dlrm_scale.sharding.plan_file import save_plan
 from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
+from dlrm_scale.sharding.step_phases import mark_phases
+from dlrm_scale.telemetry import StepClock
 from dlrm_scale.touched_rows import TouchedRows
 from dlrm_scale.train.best_checkpoint import BestKeeper
 from dlrm_scale.train.evaluate import evaluate_batches
 from dlrm_scale.train.feature_mapping import feature_mapping
 from dlrm_scale.train.finite_cause import FiniteCause, dataset_rows
+from dlrm_scale.train.gpu_intervals import GpuIntervals
 from dlrm_scale.train.loop import TrainingLoop
 from dlrm_scale.train.metrics import ClickMetrics
 from dlrm_scale.train.plan_table import describe_plan
+from dlrm_scale.train.profile import StepProfiler
 from dlrm_scale.train.report import RunReport
 from dlrm_scale.train.resume import RestoredRun, agree_on_chain, restore_run
 from dlrm_scale.train.run_folder import RunFolder, RunRequest
@@ -60,6 +64,7 @@ def train_rank(request: RunRequest, stop: StopRequest) -> RunResult:
 
 def _train(request: RunRequest, stop: StopRequest, ranks: Ranks) -> RunResult:
     config = request.config
+    clock = StepClock()
     dataset = Dataset.open(Path(config.data.path))
     _check_equal_runs(request, dataset, ranks)
     chain, continues = _find_chain(request, ranks)
@@ -75,7 +80,7 @@ def _train(request: RunRequest, stop: StopRequest, ranks: Ranks) -> RunResult:
     try:
         # the first batch is ready by the time that the model is
         loader.read_ahead()
-        result = _train_on(dataset, loader, chain, continues, request, stop, ranks)
+        result = _train_on(dataset, loader, chain, continues, request, stop, ranks, clock)
     except BaseException:
         # what went wrong matters, not that the reading thread is slow to end
         with suppress(TrainingError):
@@ -93,6 +98,7 @@ def _train_on(
     request: RunRequest,
     stop: StopRequest,
     ranks: Ranks,
+    clock: StepClock,
 ) -> RunResult:
     config, folder = request.config, request.folder
     model = build_on_ranks(config, dataset, ranks)
@@ -138,18 +144,25 @@ def _train_on(
         auc = auc_kind(config.train.auc, batches.rows)
         return evaluate_batches(evaluation.run, batches, ranks, stop, auc=auc)
 
+    backward = mark_phases(sharded, clock)
+    gpu = GpuIntervals() if ranks.device.type == "cuda" else None
+    if gpu is not None:
+        clock.listeners.append(gpu.mark)
     loop = TrainingLoop(
         config=config,
         ranks=ranks,
         sharded=sharded,
         touched=touched,
         loader=loader,
-        pipeline=make_train_pipeline(sharded, pipeline),
+        pipeline=make_train_pipeline(sharded, pipeline, clock),
         engine=engine,
         stop=stop,
         cause=FiniteCause(sharded, dataset_rows(loader)),
         validate=validate,
         report=report,
+        clock=clock,
+        profiler=StepProfiler(config.train.profile_steps, folder.profile, ranks.rank, clock, backward),
+        gpu=gpu,
         start_step=start_step,
         rows_before=(resumed.rows_consumed or 0) if resumed else 0,
         cursor=resumed.cursor if resumed else None,
@@ -173,10 +186,11 @@ def _finish(
     end = loop.run()
     validation = None
     if end.state == "finished" and dataset.split_rows("validation"):
-        validation = loop.validate(0)
+        with loop.clock.whole("evaluation"):
+            validation = loop.validate(0)
     if validation is not None:
         loop.judge_last(validation)
-    result = make_result(end, loop.start_step, validation, ranks)
+    result = make_result(end, loop.start_step, validation, loop.rank_time(), ranks)
     if loop.best.best is not None:
         result = replace(result, best=loop.best.best.as_dict())
     if report is not None:
