@@ -1,6 +1,6 @@
 """Makes the vocabulary files of a dataset: from counted ids, from a rule, or from another dataset."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dlrm_scale.data.column_statistics import FileStatistics
@@ -17,7 +17,7 @@ from dlrm_scale.data.vocabulary import (
     predicted_memory_bytes,
 )
 from dlrm_scale.data.vocabulary_file import (
-    load_vocabularies,
+    check_mapping,
     load_vocabulary,
     read_counts,
     save_vocabulary,
@@ -73,14 +73,21 @@ def rule_vocabularies(options: PreprocessOptions, folder: Path) -> None:
         save_vocabulary(folder, hashed_vocabulary(column, method, rows=rows))
 
 
-def copy_vocabularies(source: Dataset, folder: Path) -> None:
-    """Save another dataset's vocabularies.
+def copy_vocabularies(source: Dataset, folder: Path, plan: MemoryPlan) -> None:
+    """Save another dataset's vocabularies, one after another in memory.
 
     Raises:
-        DatasetError: they are absent, damaged or not the dataset's.
+        DatasetError: they are absent, damaged or not the dataset's, or don't fit the memory limit together.
     """
-    for vocabulary in load_vocabularies(source.path, source.manifest.transforms):
-        save_vocabulary(folder, vocabulary, read_counts(source.path, vocabulary.column))
+    plan.check_vocabularies([(name, *stored_vocabulary_bytes(source.path, name)) for name in CATEGORY_COLUMNS])
+
+    def copied() -> Iterator[Vocabulary]:
+        for name in CATEGORY_COLUMNS:
+            vocabulary = load_vocabulary(source.path, name)
+            save_vocabulary(folder, vocabulary, read_counts(source.path, name))
+            yield vocabulary
+
+    check_mapping(source.path, source.manifest.transforms, copied())
 
 
 def given_vocabularies(total: FileStatistics, options: PreprocessOptions, folder: Path) -> list[Vocabulary]:

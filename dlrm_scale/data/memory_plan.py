@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dlrm_scale.data.passes import files_at_a_time, pieces_in_flight
@@ -21,6 +21,8 @@ _FILE_BYTES = 16 * MIB
 # Below this the tables in which ids are counted first no longer have their full size.
 _LEAST_COUNT_BYTES = 64 * MIB
 _DEFAULT_COUNT_BYTES = 2 * GIB
+# Less would spill counts every few thousand rows.
+_LEAST_COUNT_BYTES_BESIDE_VOCABULARIES = 4 * MIB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,11 +33,34 @@ class MemoryPlan:
         count_bytes: for the id counts of each file that is read at a time.
         merge_bytes: for merging the counts of one column.
         vocabulary_bytes: for all vocabularies together; None: not limited.
+        counted_files: how many files are counted at a time.
     """
 
     count_bytes: int
     merge_bytes: int
     vocabulary_bytes: int | None
+    counted_files: int = 1
+
+    def beside_vocabularies(self, size_bytes: int) -> "MemoryPlan":
+        """Return the shares of counts that are kept while vocabularies are in memory too.
+
+        Args:
+            size_bytes: of all vocabularies; they fit `vocabulary_bytes`.
+
+        Raises:
+            DatasetError: too little is left.
+        """
+        if self.vocabulary_bytes is None:
+            return self
+        left = self.vocabulary_bytes - size_bytes
+        count_bytes = min(self.count_bytes, left // self.counted_files)
+        if count_bytes < min(self.count_bytes, _LEAST_COUNT_BYTES_BESIDE_VOCABULARIES):
+            raise DatasetError(
+                f"the vocabularies need {format_bytes(size_bytes)}, --memory-limit leaves {format_bytes(max(0, left))} "
+                f"beside them to count the ids of {self.counted_files} files at a time",
+                remedy="raise --memory-limit" + (" or lower --jobs" if self.counted_files > 1 else ""),
+            )
+        return replace(self, count_bytes=count_bytes, merge_bytes=min(self.merge_bytes, left))
 
     def check_vocabularies(self, sizes: Sequence[tuple[str, int, int]]) -> None:
         """Refuse vocabularies that don't fit, before they are loaded.
@@ -76,6 +101,7 @@ def plan_memory(limit_bytes: int | None, *, jobs: int, files: int) -> MemoryPlan
             count_bytes=max(_LEAST_COUNT_BYTES, count_bytes // files),
             merge_bytes=max(_LEAST_COUNT_BYTES, count_bytes),
             vocabulary_bytes=None,
+            counted_files=files,
         )
     used = _resident_bytes() + _FIXED_BYTES + files * _FILE_BYTES + pieces_in_flight(jobs, files) * _PIECE_BYTES
     left = limit_bytes - used
@@ -87,7 +113,12 @@ def plan_memory(limit_bytes: int | None, *, jobs: int, files: int) -> MemoryPlan
             remedy="raise the limit or lower --jobs" if jobs > 1 else "raise the limit",
         )
     # The allocator keeps some of what was freed: a tenth and more stays free.
-    return MemoryPlan(count_bytes=left * 8 // 10 // files, merge_bytes=left * 6 // 10, vocabulary_bytes=left * 9 // 10)
+    return MemoryPlan(
+        count_bytes=left * 8 // 10 // files,
+        merge_bytes=left * 6 // 10,
+        vocabulary_bytes=left * 9 // 10,
+        counted_files=files,
+    )
 
 
 def _resident_bytes() -> int:

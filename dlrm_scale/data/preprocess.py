@@ -251,12 +251,15 @@ def _build(job: Job, staging: Staging, request: dict[str, Any]) -> DatasetManife
             unique_ids = [*frequency_vocabularies(counted, options, plan, staging.path)]
         elif job.source is not None:
             if job.base is None:
-                copy_vocabularies(job.source, staging.path)
+                copy_vocabularies(job.source, staging.path, plan)
         elif not job.given_ids:
             rule_vocabularies(options, staging.path)
         prepared = {"training_lines": training_lines, "unique_ids": unique_ids}
         staging.finish("vocabularies", prepared)
     vocabularies = _load_vocabularies(job, staging, plan)
+    count_now = not counts and job.base is None
+    if count_now:
+        plan = plan.beside_vocabularies(sum(vocabulary.memory_bytes for vocabulary in vocabularies))
     written = write_parts(
         files,
         prepared["training_lines"],
@@ -266,7 +269,7 @@ def _build(job: Job, staging: Staging, request: dict[str, Any]) -> DatasetManife
         first_part=job.first_part,
         multi_hot=layout.multi_hot,
         jobs=options.jobs,
-        count_memory_bytes=None if counts or job.base is not None else plan.count_bytes,
+        count_memory_bytes=plan.count_bytes if count_now else None,
         progress=progress("write"),
     )
     return finish_dataset(job, staging, request, plan, vocabularies, prepared["unique_ids"], written, layout.multi_hot)

@@ -12,7 +12,7 @@ of `id_hash`.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -269,7 +269,7 @@ def _without_ids(column: str, method: Method, rows: int, salt: int) -> Vocabular
     )
 
 
-def mapping_fingerprint(vocabularies: Sequence[Vocabulary]) -> str:
+def mapping_fingerprint(vocabularies: Iterable[Vocabulary]) -> str:
     """Hash of what all columns' ids become; equal for datasets whose rows mean the same to a model.
 
     Equal table rows don't tell that: another vocabulary of the same size gives the rows to other ids.

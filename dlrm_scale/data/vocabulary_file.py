@@ -5,7 +5,7 @@ method is in the file's metadata. The counts are of no use for mapping, so they 
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -154,13 +154,13 @@ def load_vocabularies(folder: Path, transforms: Mapping[str, object]) -> list[Vo
     return loaded
 
 
-def check_mapping(folder: Path, transforms: Mapping[str, object], loaded: Sequence[Vocabulary]) -> None:
+def check_mapping(folder: Path, transforms: Mapping[str, object], loaded: Iterable[Vocabulary]) -> None:
     """Compare vocabularies with what a dataset was made with.
 
     Args:
         folder: of the dataset.
         transforms: of its manifest.
-        loaded: C1 to C26.
+        loaded: C1 to C26; iterated once.
 
     Raises:
         DatasetError: they are not the dataset's.

@@ -12,10 +12,14 @@ import numpy as np
 import pytest
 
 from dlrm_scale.data.dataset import MANIFEST_FILE, Dataset
+from dlrm_scale.data.id_counts import FileIdCounts
+from dlrm_scale.data.memory_plan import MemoryPlan
 from dlrm_scale.data.preprocess import PreprocessOptions, PreprocessResult, preprocess
 from dlrm_scale.data.staging import Staging
 from dlrm_scale.data.text_layout import TextLayout
+from dlrm_scale.data.vocabulary_file import load_vocabulary
 from dlrm_scale.errors import ConfigError, DataError, DatasetError
+from dlrm_scale.schema import CATEGORY_COLUMNS
 from tests.support.raw_rows import make_row, make_rows, write_rows
 
 HEADER = b"\t".join([b"label", *(f"I{i}".encode() for i in range(1, 14)), *(f"C{i}".encode() for i in range(1, 27))])
@@ -135,7 +139,6 @@ def test_a_memory_limit_that_is_too_small_is_refused_with_what_it_takes(tmp_path
 
 def test_the_dataset_does_not_depend_on_the_memory_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dlrm_scale.data import preprocess as module
-    from dlrm_scale.data.memory_plan import MemoryPlan
 
     files = [write_rows(tmp_path / f"day_{i}.tsv", make_rows(3000, seed=i, ids=2000)) for i in range(2)]
     _run(files, tmp_path / "reference")
@@ -149,7 +152,6 @@ def test_vocabularies_beyond_the_memory_limit_are_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dlrm_scale.data import preprocess as module
-    from dlrm_scale.data.memory_plan import MemoryPlan
 
     rows = [make_row(i % 2, [], [*[1] * 25, i]) for i in range(5000)]
     file = write_rows(tmp_path / "x.tsv", rows)
@@ -160,6 +162,37 @@ def test_vocabularies_beyond_the_memory_limit_are_refused_by_name(
     assert "--threshold" in str(caught.value.remedy)
     monkeypatch.undo()
     _run(file, tmp_path / "out", threshold=2, validation="none", memory_limit_bytes=2 << 30)
+
+
+def test_counts_get_what_the_vocabularies_of_another_dataset_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [make_row(i % 2, [], [*[1] * 25, i]) for i in range(5000)]
+    file = write_rows(tmp_path / "x.tsv", rows)
+    _run(file, tmp_path / "source", threshold=1, validation="none")
+    reference = _run(file, tmp_path / "reference", vocabulary_from=tmp_path / "source", validation="none")
+    used = sum(load_vocabulary(tmp_path / "source", column).memory_bytes for column in CATEGORY_COLUMNS)
+    budgets: list[int] = []
+
+    def counts(path: Path, *, memory_bytes: int) -> FileIdCounts:
+        budgets.append(memory_bytes)
+        return FileIdCounts(path, memory_bytes=memory_bytes)
+
+    monkeypatch.setattr("dlrm_scale.data.write_pass.FileIdCounts", counts)
+
+    def limited(left: int) -> PreprocessResult:
+        plan = MemoryPlan(count_bytes=32 << 20, merge_bytes=32 << 20, vocabulary_bytes=used + left, counted_files=2)
+        monkeypatch.setattr("dlrm_scale.data.preprocess.plan_memory", lambda *_, **__: plan)
+        return _run(file, tmp_path / f"out-{left}", vocabulary_from=tmp_path / "source", validation="none")
+
+    assert limited(100 << 20).manifest == limited(20 << 20).manifest == reference.manifest
+    assert budgets == [32 << 20, 10 << 20]
+    with pytest.raises(DatasetError, match=r"leaves 2\.0 MiB beside them to count the ids of 2 files(.|\n)*--jobs"):
+        limited(2 << 20)
+    # Before any of them is loaded.
+    monkeypatch.setattr("dlrm_scale.data.make_vocabularies.load_vocabulary", None)
+    with pytest.raises(DatasetError, match="the vocabularies need"):
+        limited(-1)
 
 
 def test_hashed_columns_report_distinct_ids_and_those_that_collide(tmp_path: Path) -> None:
