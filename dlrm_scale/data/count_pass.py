@@ -98,7 +98,7 @@ def count_ids(
         note = staging.finished(name)
         if note is not None and staging.holds(name):
             limit.add_earlier(files[index].path, note["bad_rows"])
-            progress.tick(index, files[index].size_bytes, rows=note["rows"], bad_rows=note["bad_rows"])
+            progress.skip(index, files[index].size_bytes, rows=note["rows"], bad_rows=note["bad_rows"])
             return
         done = {"rows": 0, "bad_rows": 0}
         counts = FileIdCounts(staging.path / name, memory_bytes=memory_bytes)

@@ -48,6 +48,8 @@ class ProgressReport:
         total_bytes: stored input bytes of all files.
         rows: rows parsed; 0 in a pass that counts lines.
         bad_rows: rows left out.
+        earlier_bytes: of `done_bytes`, those of files that an earlier process finished: no time was spent on them.
+        earlier_rows: of `rows`, the same.
     """
 
     name: str
@@ -57,6 +59,8 @@ class ProgressReport:
     total_bytes: int
     rows: int
     bad_rows: int
+    earlier_bytes: int = 0
+    earlier_rows: int = 0
 
 
 OnProgress = Callable[[ProgressReport], None]
@@ -86,17 +90,27 @@ class PassProgress:
         self._on_progress = on_progress
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self.rows = 0
-        self.bad_rows = 0
+        self._rows = self._bad_rows = 0
+        self._earlier_bytes = self._earlier_rows = 0
 
     def tick(self, index: int, position_bytes: int, *, rows: int = 0, bad_rows: int = 0) -> None:
         """Report that file `index` has been read up to a position, with that many more rows."""
+        self._add(index, position_bytes, rows, bad_rows, earlier=False)
+
+    def skip(self, index: int, size_bytes: int, *, rows: int, bad_rows: int) -> None:
+        """Report that an earlier process finished file `index`."""
+        self._add(index, size_bytes, rows, bad_rows, earlier=True)
+
+    def _add(self, index: int, position_bytes: int, rows: int, bad_rows: int, *, earlier: bool) -> None:
         if self._stop.is_set():
             raise _StoppedError
         with self._lock:
             self._done_bytes[index] = position_bytes
-            self.rows += rows
-            self.bad_rows += bad_rows
+            self._rows += rows
+            self._bad_rows += bad_rows
+            if earlier:
+                self._earlier_bytes += position_bytes
+                self._earlier_rows += rows
             if self._on_progress is not None:
                 name, step, steps = self._about
                 self._on_progress(
@@ -106,8 +120,10 @@ class PassProgress:
                         steps=steps,
                         done_bytes=sum(self._done_bytes),
                         total_bytes=self._total_bytes,
-                        rows=self.rows,
-                        bad_rows=self.bad_rows,
+                        rows=self._rows,
+                        bad_rows=self._bad_rows,
+                        earlier_bytes=self._earlier_bytes,
+                        earlier_rows=self._earlier_rows,
                     )
                 )
 

@@ -73,7 +73,7 @@ def write_parts(
         if note is not None and staging.holds(name) and (count_memory_bytes is None or staging.holds(counted)):
             part, statistics = Part(**note["part"]), FileStatistics.from_json(note["statistics"])
             limit.add_earlier(files[index].path, statistics.bad_rows)
-            progress.tick(index, files[index].size_bytes, rows=part.rows, bad_rows=statistics.bad_rows)
+            progress.skip(index, files[index].size_bytes, rows=part.rows, bad_rows=statistics.bad_rows)
             return part, statistics
         statistics = FileStatistics()
         with ExitStack() as stack:

@@ -431,8 +431,15 @@ def test_a_failed_run_leaves_no_dataset_and_a_rerun_redoes_only_what_is_unfinish
     with pytest.raises(DatasetError, match="not a finished dataset"):
         Dataset.open(out)
     written.clear()
-    _run(files, out, **options)
+    (out / ".building" / "vocabularies.json").unlink()
+    reports: list[ProgressReport] = []
+    preprocess(files, out, PreprocessOptions(**options), on_progress=reports.append)
     assert written == [2]
+    # The counts of all files and two parts were finished before; speed and time left come from the rest.
+    last = {report.name: report for report in reports}
+    assert (last["count"].rows, last["count"].earlier_rows) == (150, 150)
+    assert (last["write"].rows, last["write"].earlier_rows, last["write"].bad_rows) == (150, 100, 3)
+    assert last["write"].earlier_bytes == sum(file.stat().st_size for file in files[:2])
     assert _files(out) == _files(tmp_path / "reference")
     assert not (out / ".building").exists()
 
