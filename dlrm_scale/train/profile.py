@@ -53,7 +53,7 @@ class StepProfiler:
             activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
             self._profile = profile(activities=activities)
             self._profile.start()
-        self._first = step
+        self._first = self._last = step
         self._backward.enabled = True
         self._clock.listeners.append(self._ranges.switch)
 

@@ -9,6 +9,9 @@ import pytest
 
 from dlrm_scale.errors import ConfigError
 from dlrm_scale.recipes import load_config
+from dlrm_scale.sharding.step_phases import BackwardRanges
+from dlrm_scale.telemetry import StepClock
+from dlrm_scale.train.profile import StepProfiler
 from tests.support.datasets import make_dataset
 from tests.support.training import log_records, run_training
 
@@ -88,6 +91,33 @@ def _spans(events: list[dict[str, object]], name: str) -> list[tuple[float, floa
 def _inside(inner: tuple[float, float], outer: tuple[float, float]) -> bool:
     slack = 1.0  # microseconds: the trace rounds
     return outer[0] - slack <= inner[0] and inner[1] <= outer[1] + slack
+
+
+def test_a_trace_that_cannot_be_written_is_told_and_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "profile").touch()
+    clock = StepClock()
+    profiler = StepProfiler((3,), tmp_path / "profile", 0, clock, BackwardRanges([]))
+    profiler.before(3)
+    assert profiler.after(3)
+    assert profiler.written == []
+    assert len(profiler.errors) == 1
+    assert "steps-3-3-rank-0" in profiler.errors[0]
+    assert clock.listeners == []
+
+
+def test_a_run_that_ends_among_profiled_steps_writes_those_that_it_did(tmp_path: Path) -> None:
+    clock = StepClock()
+    profiler = StepProfiler((3, 4, 5), tmp_path / "profile", 1, clock, BackwardRanges([]))
+    for step in (1, 2, 3, 4):
+        profiler.before(step)
+        with clock.interval("lookup"):
+            pass
+        assert not profiler.after(step)
+    profiler.close()
+    profiler.close()
+    (path,) = profiler.written
+    assert path.name == "steps-3-4-rank-1.json.gz"
+    assert sum(event["name"] == "lookup" for event in _events(path)) == 2
 
 
 @pytest.mark.parametrize("steps", ["[0]", "[-1]", str(list(range(1, 30)))])
