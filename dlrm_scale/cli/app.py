@@ -13,6 +13,7 @@ from dlrm_scale.cli.dataset import app as dataset_commands
 from dlrm_scale.cli.demo import demo
 from dlrm_scale.cli.doctor import doctor
 from dlrm_scale.cli.evaluate import evaluate
+from dlrm_scale.cli.predict import predict
 from dlrm_scale.cli.preprocess import preprocess
 from dlrm_scale.cli.synth import synth
 from dlrm_scale.cli.train import train
@@ -47,6 +48,7 @@ app.command("synth")(synth)
 app.command("preprocess")(preprocess)
 app.command("train")(train)
 app.command("evaluate")(evaluate)
+app.command("predict")(predict)
 app.command("demo")(demo)
 app.add_typer(checkpoint_commands, name="checkpoint")
 app.add_typer(dataset_commands, name="dataset")

@@ -16,6 +16,10 @@ FLAGS = {
     ),
     "train": "CONFIG --set --nproc --resume --init-from --json",
     "evaluate": "RUN --data --split --step --by --top --nproc --set --json",
+    "predict": (
+        "RUN INPUTS --out --step --split --vocabulary-from --delimiter --header --id-column --unlabeled --decimal-ids "
+        "--multi-hot --pad-short-rows --column --max-bad-rows --jobs --memory-limit --nproc --set --force --json"
+    ),
     "demo": "--out --rows --days --seed --nproc",
     "checkpoint": "",
     "checkpoint ls": "RUN --json",
