@@ -4,7 +4,12 @@ A slow rank shows in two places. It computes longest; and the others wait for it
 is its lookup, dense forward, dense optimizer, copy, and that part of the backward pass in which a core worked for its
 main thread: the rest of the backward pass was waiting, for the gradients' all-to-all and the all-reduce.
 
-Cost, measured on 2 cores without a GPU: see `bench/attribution.py`.
+Under SparseDist a step's exchange of ids is for a later batch and in flight under other work; what is charged is what
+the main thread spends on it.
+
+Cost by `bench/attribution.py`, steps with and without alternating on a busy machine of 2 cores: 45 us elapsed and 63 us
+of CPU a step (medians of 600 pairs), 0.4 ms a log line. That is 0.1 % of a step of 60 ms with 20 steps between lines,
+and 1 % of one of 7 ms.
 """
 
 from collections.abc import Mapping, Sequence
