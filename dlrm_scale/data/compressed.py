@@ -3,7 +3,7 @@
 What a file is, is told by its first bytes and never by its name. Gzip goes through isal (about twice the speed of the
 standard library's zlib), zstd through zstandard. A zstd reader ends silently where a frame is cut, so frames are
 driven one by one here and their ends are checked. Skippable frames, as pzstd and the seekable format write them, hold
-no rows and are passed over.
+no rows and are passed over. A frame of `zstd --long=N` takes up to 2^N bytes of memory while it is read.
 
 One cut can't be seen: neither gzip nor zstd says how many members or frames a file has, so a file that ends exactly
 between two of them is a whole file of fewer rows. Compare the size with the source's when a download broke off.
@@ -27,6 +27,8 @@ _ZSTD_MAGICS = (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + i]) + b"\x2a\x4d\x18" for i
 # 256 KiB of compressed input keeps the calls few; zstd gets less, as its output per call can't be limited.
 _GZIP_CHUNK_BYTES = 256 * 1024
 _ZSTD_CHUNK_BYTES = 32 * 1024
+# `zstd --long=31`, the widest; unless it is told, zstd refuses more than 128 MiB. Memory is taken as rows fill it.
+_ZSTD_WINDOW_BYTES_MAX = 1 << 31
 
 # isal's stubs call it an instance.
 _ISAL_ERROR = cast(type[Exception], igzip_lib.IsalError)
@@ -181,6 +183,8 @@ class ByteSource:
             try:
                 piece = self._decompressor.decompress(data)
             except (_ISAL_ERROR, zstandard.ZstdError, EOFError, ValueError) as error:
+                if "too much memory" in str(error):
+                    raise self._damaged("is damaged, or has a window of more than 2 GiB") from error
                 raise self._damaged(f"is damaged ({error})") from error
             if self._decompressor.eof:
                 self._unread = self._decompressor.unused_data
@@ -200,7 +204,7 @@ class ByteSource:
             if self._unread[:2] != _GZIP_MAGIC:
                 raise self._damaged(f"has bytes after the end of a gzip member that start none ({self._unread[:4]!r})")
             return _GzipMember()
-        return zstandard.ZstdDecompressor().decompressobj()
+        return zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX).decompressobj()
 
     def _damaged(self, what: str) -> DataError:
         return DataError(

@@ -47,10 +47,6 @@ class LineBlock:
     lines: int
     unterminated_start: int = -1
 
-    def line_at(self, position: int) -> bytes:
-        """Return the line that starts there, without its line feed."""
-        return self.buffer.data[position : self.line_end(position)].tobytes()
-
     def line_end(self, position: int) -> int:
         """Return the position of the line feed that ends the line that starts at `position`."""
         end = position
@@ -83,42 +79,42 @@ class LineReader:
             DataError: the file is cut off, damaged or no text.
         """
         rest = np.empty(0, np.uint8)
-        line, first, at_end, rest_has_lines = 1, True, False, False
-        while True:
+        line, first, at_end = 1, True, False
+        while not at_end:
             buffer = self._buffer()
             filled = len(rest)
             buffer[:filled] = rest
-            if not rest_has_lines and not at_end:
-                count = self._source.read_into(buffer.data[filled : filled + self._block_bytes])
-                at_end = count < self._block_bytes
-                filled += count
+            count = self._source.read_into(buffer.data[filled : filled + self._block_bytes])
+            at_end = count < self._block_bytes
+            filled += count
             start = 0
             if first:
                 start, first = 3 if buffer[:3].tobytes() == _BOM and filled >= 3 else 0, False
             lines = int(_line_feeds(buffer[start:filled]))
+            while lines >= _BLOCK_LINES_MAX:
+                end = int(_after_line_feeds(buffer, start, _BLOCK_LINES_MAX))
+                short = self._buffer()
+                short[: end - start] = buffer[start:end]
+                yield LineBlock(short, 0, end - start, line, _BLOCK_LINES_MAX)
+                start, line, lines = end, line + _BLOCK_LINES_MAX, lines - _BLOCK_LINES_MAX
             unterminated = -1
-            if lines > _BLOCK_LINES_MAX:
-                feeds = np.flatnonzero(buffer[start:filled] == _LF)
-                end, lines, rest_has_lines = start + int(feeds[_BLOCK_LINES_MAX - 1]) + 1, _BLOCK_LINES_MAX, True
-            else:
-                end, rest_has_lines = start, False
-                if lines:
-                    end = _after_last_line_feed(buffer, filled)
-                if at_end and end < filled:
-                    if buffer[filled - 1] == 0:
-                        raise DataError(
-                            f"{self._source.path} ends in zero bytes after line {line + lines - 1:,}: its size was set "
-                            "before all of it was written",
-                            remedy="get the file again",
-                        )
-                    unterminated = end
-                    buffer[filled] = _LF
-                    filled += 1
-                    end, lines = filled, lines + 1
+            end = _after_last_line_feed(buffer, filled) if lines else start
+            if at_end and end < filled:
+                if buffer[filled - 1] == 0:
+                    raise DataError(
+                        f"{self._source.path} ends in zero bytes after line {line + lines - 1:,}: its size was set "
+                        "before all of it was written",
+                        remedy="get the file again",
+                    )
+                unterminated = end
+                buffer[filled] = _LF
+                filled += 1
+                end, lines = filled, lines + 1
             rest = buffer[end:filled].copy()
-            if len(rest) >= _LINE_BYTES_MAX and not rest_has_lines:
+            if len(rest) >= _LINE_BYTES_MAX:
                 raise DataError(
-                    f"{self._source.path}: a line of more than {_LINE_BYTES_MAX:,} bytes; this is no text of rows",
+                    f"{self._source.path}, line {line + lines:,}: a line of more than {_LINE_BYTES_MAX:,} bytes; "
+                    "this is no text of rows",
                     remedy="give plain, gzip or zstd files of Criteo rows",
                 )
             if lines:
@@ -126,8 +122,6 @@ class LineReader:
                 line += lines
             else:
                 self._free.append(buffer)
-            if at_end and not rest_has_lines:
-                return
 
     def _buffer(self) -> npt.NDArray[np.uint8]:
         try:
@@ -143,6 +137,15 @@ def _line_feeds(buffer: Any) -> int:  # pragma: no cover - compiled
     for i in range(buffer.shape[0]):
         count += buffer[i] == 10
     return count
+
+
+@njit(cache=True, nogil=True)
+def _after_line_feeds(buffer: Any, start: int, count: int) -> int:  # pragma: no cover - compiled
+    i = start
+    while count > 0:
+        count -= buffer[i] == 10
+        i += 1
+    return i
 
 
 def _after_last_line_feed(buffer: npt.NDArray[np.uint8], filled: int) -> int:

@@ -37,6 +37,11 @@ def _zstd(data: bytes) -> bytes:
     return zstandard.ZstdCompressor(write_checksum=True).compress(data)
 
 
+def _streamed(data: bytes) -> bytes:
+    compressor = zstandard.ZstdCompressor().compressobj()
+    return compressor.compress(data) + compressor.flush()
+
+
 def _like_pzstd(part: bytes) -> bytes:
     frame = _zstd(part)
     return _skippable(0, struct.pack("<I", len(frame))) + frame
@@ -96,6 +101,25 @@ def test_a_zstd_frame_with_another_size_than_it_states_is_refused(tmp_path: Path
         frame[5] = stated
         with pytest.raises(DataError, match="zstd file is damaged"):
             _read(_stored(tmp_path, bytes(frame)))
+
+
+@pytest.mark.parametrize("window_log", [27, 28, 31])
+def test_zstd_frames_of_any_window_are_read(tmp_path: Path, window_log: int) -> None:
+    parameters = zstandard.ZstdCompressionParameters(window_log=window_log, enable_ldm=False)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    data = PARTS[2] * 100
+    # A compressor that isn't told the size states the whole window.
+    path = _stored(tmp_path, compressor.compress(data) + compressor.flush())
+    assert zstandard.get_frame_parameters(path.read_bytes()).window_size == 1 << window_log
+    assert _read(path, at_once=10_000) == data
+
+
+def test_a_zstd_window_beyond_all_memory_is_named(tmp_path: Path) -> None:
+    frame = bytearray(_streamed(b"x" * 100))
+    # The byte after the descriptor: exponent 10 + 5 bits.
+    frame[5] = 31 << 3
+    with pytest.raises(DataError, match="zstd file is damaged, or has a window of more than 2 GiB"):
+        _read(_stored(tmp_path, bytes(frame)))
 
 
 @pytest.mark.parametrize(("compress", "name"), [(gzip.compress, "gzip"), (_zstd, "zstd")])
