@@ -11,6 +11,7 @@ MIB = 1024 * KIB
 GIB = 1024 * MIB
 
 _SUFFIXES = {"": 1, "B": 1, "K": KIB, "KIB": KIB, "M": MIB, "MIB": MIB, "G": GIB, "GIB": GIB}
+_SUFFIXES |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "T": 1024 * GIB, "TIB": 1024 * GIB}
 
 
 def format_bytes(size_bytes: float) -> str:
@@ -22,7 +23,7 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Read `512M`, `1GiB` or `1048576` as a number of bytes.
+    """Read `512M`, `1GiB`, `10GB` (10^10) or `1048576` as a number of bytes.
 
     Raises:
         ConfigError: the text isn't a size.

@@ -11,6 +11,7 @@ from dlrm_scale import __version__
 from dlrm_scale.cli.checkpoint import app as checkpoint_commands
 from dlrm_scale.cli.dataset import app as dataset_commands
 from dlrm_scale.cli.demo import demo
+from dlrm_scale.cli.diagnose import diagnose
 from dlrm_scale.cli.doctor import doctor
 from dlrm_scale.cli.evaluate import evaluate
 from dlrm_scale.cli.predict import predict
@@ -49,6 +50,7 @@ app.command("preprocess")(preprocess)
 app.command("train")(train)
 app.command("evaluate")(evaluate)
 app.command("predict")(predict)
+app.command("diagnose")(diagnose)
 app.command("demo")(demo)
 app.add_typer(checkpoint_commands, name="checkpoint")
 app.add_typer(dataset_commands, name="dataset")
@@ -65,3 +67,9 @@ def main(arguments: list[str] | None = None) -> None:
     except DlrmScaleError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        # A path that the system refuses: too long a name, a loop of links, no permission.
+        print(f"error: {error.filename}: {error.strerror}\n  remedy: check the path", file=sys.stderr)  # noqa: T201
+        sys.exit(1)

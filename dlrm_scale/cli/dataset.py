@@ -58,10 +58,16 @@ def verify(dataset: _Folder, as_json: _AsJson = False) -> None:
     """Read every byte, compare checksums and check the vocabularies; exits with 1 and names what is damaged."""
     from dlrm_scale.data.dataset import Dataset
     from dlrm_scale.data.vocabulary_file import load_vocabularies
+    from dlrm_scale.errors import DatasetError
 
-    opened = Dataset.open(dataset)
-    opened.verify()
-    load_vocabularies(opened.path, opened.manifest.transforms)
+    try:
+        opened = Dataset.open(dataset)
+        opened.verify()
+        load_vocabularies(opened.path, opened.manifest.transforms)
+    except DatasetError as error:
+        if as_json:
+            _print_json({"path": str(dataset), "ok": False, "error": error.message, "remedy": error.remedy})
+        raise
     size_bytes = sum(part.size_bytes for part in opened.manifest.parts)
     if as_json:
         _print_json({"path": str(dataset), "ok": True, "parts": len(opened.manifest.parts), "size_bytes": size_bytes})

@@ -149,8 +149,12 @@ def preprocess(
         memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
         force=force,
     )
-    with PassBars() as bars:
-        result = run(inputs, out, options, on_progress=bars.update)
+    try:
+        with PassBars() as bars:
+            result = run(inputs, out, options, on_progress=bars.update)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; the same command goes on with the files that aren't finished", err=True)
+        raise
     for note in result.notes:
         typer.echo(f"note: {note}", err=True)
     if as_json:

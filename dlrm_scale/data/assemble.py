@@ -32,7 +32,11 @@ def check_rows(total: FileStatistics, rule: SplitRule, notes: list[str], *, earl
     """
     train, held_out = (int(rows) for rows in total.rows)
     if train + held_out == 0:
-        raise DataError("the input holds no good rows", remedy="check the files; see --max-bad-rows for broken ones")
+        bad = f", {total.bad_rows:,} bad ones were left out" if total.bad_rows else ""
+        raise DataError(
+            f"the input holds no good rows{bad}",
+            remedy="check the files; without --max-bad-rows the first bad row is named with its reason",
+        )
     if train + earlier_rows == 0 and rule.kind != "unlabeled":
         raise DataError(
             f"all {held_out:,} rows are held out by --validation {rule}, none are left to train on",

@@ -22,7 +22,7 @@ _EXAMPLES = 5
 _PUT_ASIDE = "correct the row, or let --max-bad-rows N put up to N rows into rejected.tsv"
 ID_COLUMN = -2
 """Column of `describe_bad_row` for the row's id."""
-_INTEGER = re.compile(rb"-?[0-9]{1,10}")
+_INTEGER = re.compile(rb"-?[0-9]+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +101,8 @@ def describe_bad_row(
             expected=f"{layout.fields} {layout.separator_name} fields",
             found=f"{len(fields)} (starting {_quoted(row)}){cut}",
             row=kept,
-            short=len(fields) < layout.fields,
+            # What is there is right: then the end may have been stripped.
+            short=0 < len(fields) <= index,
         )
     name = "id" if column == ID_COLUMN else RAW_COLUMNS[column]
     field = fields[index] if index < len(fields) else b""

@@ -5,8 +5,10 @@
     FOLDER/_export.json                      what this is an export of
 
 Readers of Parquet folders (pyarrow, pandas, Spark) pass over names that start with `_`. Everything is written into a
-hidden folder beside FOLDER, which takes FOLDER's name when it is complete and durable; a killed export leaves only that
-hidden folder, and the next one removes it.
+hidden folder `.FOLDER.exporting` beside FOLDER, which takes FOLDER's name when it is complete and durable. An export that
+is killed leaves that hidden folder, and FOLDER as it was; only between the last two renamings there is no FOLDER, and the
+export that was to be replaced is in `.FOLDER.replaced`. The next export to FOLDER, of whatever, first puts that back
+and removes what else is hidden.
 """
 
 import errno
@@ -16,7 +18,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,7 @@ from dlrm_scale.data.durable import fsync_file, fsync_folder
 from dlrm_scale.data.export_npy import check_rectangular, check_space, npy_bytes, write_npy
 from dlrm_scale.data.export_parquet import write_parquet
 from dlrm_scale.data.export_rows import ExportedPart, exported_parts
+from dlrm_scale.data.stoppable import StoppedError, run_until_error
 from dlrm_scale.data.vocabulary_file import vocabulary_file
 from dlrm_scale.errors import ConfigError, DatasetError
 
@@ -87,14 +90,20 @@ def export_dataset(
     rows = sum(part.rows for part in parts)
     if to == "npy":
         check_rectangular(dataset)
+        if not _labeled(dataset):
+            raise ConfigError(
+                f"{dataset.path}: its rows have no labels, the .npy layout has a file of them",
+                remedy="export to parquet, which leaves the column out",
+            )
     facts = _facts(dataset, to, split)
     folder = folder.resolve()
-    earlier = _earlier(folder)
-    if earlier is not None and not force and _is_same(folder, earlier, facts):
-        return ExportResult(content=earlier, up_to_date=True)
-    _check_folder(folder, earlier, force=force)
     progress = _Progress(rows, on_progress)
     try:
+        _put_back(folder)
+        earlier = _earlier(folder)
+        if earlier is not None and not force and _is_same(folder, earlier, facts):
+            return ExportResult(content=earlier, up_to_date=True)
+        _check_folder(folder, earlier, force=force)
         with _staged(folder) as staging:
             if to == "npy":
                 check_space(staging, npy_bytes(rows))
@@ -123,52 +132,38 @@ def export_dataset(
     return ExportResult(content=content, up_to_date=False)
 
 
-class _Stopped(Exception):
-    """Another part has failed."""
+def _labeled(dataset: Dataset) -> bool:
+    return dataset.manifest.statistics.get("labeled") is not False
 
 
 class _Progress:
     """Rows done by all threads; also how they learn that they needn't go on."""
 
     def __init__(self, rows: int, report: Callable[[int, int], None] | None) -> None:
-        self.stopped = False
         self._rows, self._report = rows, report
         self._done = 0
         self._lock = threading.Lock()
+        self._stopped = threading.Event()
 
     def add(self, count: int) -> None:
         """Count rows that were just done."""
+        if self._stopped.is_set():
+            raise StoppedError
         with self._lock:
-            if self.stopped:
-                raise _Stopped
             self._done += count
             if self._report is not None:
                 self._report(self._done, self._rows)
+
+    def stop(self) -> None:
+        """Make every thread end at its next report."""
+        self._stopped.set()
 
 
 def _write_parts(
     parts: Sequence[ExportedPart], write: Callable[[ExportedPart], list[str]], jobs: int, progress: _Progress
 ) -> list[list[str]]:
-    def stop_all_on_error(part: ExportedPart) -> list[str]:
-        try:
-            return write(part)
-        except BaseException:
-            progress.stopped = True
-            raise
-
     with ThreadPoolExecutor(min(jobs, len(parts)), "export") as pool:
-        futures = [pool.submit(stop_all_on_error, part) for part in parts]
-        try:
-            wait(futures, return_when=FIRST_EXCEPTION)
-        finally:
-            # Without a failure all parts are done here.
-            progress.stopped = True
-            pool.shutdown(cancel_futures=True)
-        errors = [future.exception() for future in futures if not future.cancelled()]
-        for error in errors:
-            if error is not None and not isinstance(error, _Stopped):
-                raise error
-        return [future.result() for future in futures]
+        return run_until_error(pool, write, parts, progress.stop)
 
 
 def _facts(dataset: Dataset, to: ExportTarget, split: str | None) -> dict[str, Any]:
@@ -263,14 +258,37 @@ def _is_ours(descriptor: int, staging: Path) -> bool:
 
 
 def _put_in_place(staging: Path, folder: Path) -> None:
-    """Give the finished folder its name; an earlier export steps aside first."""
-    aside = folder.parent / f".{folder.name}.replaced"
-    if folder.is_dir() and any(folder.iterdir()):
-        _remove(aside)
+    """Give the finished folder its name; an earlier export steps aside first, and comes back if that fails."""
+    aside = _aside(folder)
+    replaces = folder.is_dir() and any(folder.iterdir())
+    if replaces:
         folder.rename(aside)
-    staging.rename(folder)
+    try:
+        staging.rename(folder)
+    except BaseException:
+        if replaces:
+            aside.rename(folder)
+        raise
     fsync_folder(folder.parent)
-    _remove(aside)
+    # The export is done; what can't be removed is removed by the next one.
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _put_back(folder: Path) -> None:
+    """Mend what an export left that was killed while it took the place of an earlier one."""
+    aside = _aside(folder)
+    if not aside.is_dir():
+        return
+    with _staged(folder):
+        if folder.is_dir() and any(folder.iterdir()):
+            _remove(aside)
+        else:
+            aside.rename(folder)
+            fsync_folder(folder.parent)
+
+
+def _aside(folder: Path) -> Path:
+    return folder.parent / f".{folder.name}.replaced"
 
 
 def _remove(path: Path) -> None:

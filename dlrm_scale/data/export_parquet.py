@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from dlrm_scale.data.dataset import Dataset, Rows
 from dlrm_scale.data.export_rows import ExportedPart, read_rows
 from dlrm_scale.data.part_writer import arrow_schema
-from dlrm_scale.schema import CATEGORY_COLUMNS
+from dlrm_scale.schema import CATEGORY_COLUMNS, LABEL_COLUMN
 from dlrm_scale.units import MIB
 
 __all__ = ["PARQUET_METADATA_KEY", "parquet_file", "write_parquet"]
@@ -53,7 +53,11 @@ def write_parquet(
         OSError: the file can't be written.
     """
     metadata = {PARQUET_METADATA_KEY: json.dumps({**facts, "source": part.source, "rows": part.rows}).encode()}
-    schema = arrow_schema(dataset.multi_hot).with_metadata(metadata)
+    schema = arrow_schema(dataset.multi_hot)
+    if dataset.manifest.statistics.get("labeled") is False:
+        # Their zeros are no labels.
+        schema = schema.remove(schema.get_field_index(LABEL_COLUMN))
+    schema = schema.with_metadata(metadata)
     name = parquet_file(part)
     with (folder / name).open("wb") as file:
         with pq.ParquetWriter(file, schema, compression="zstd", write_page_checksum=True) as writer:
@@ -81,7 +85,8 @@ def _row_groups(pieces: Iterable[Rows], schema: pa.Schema) -> Iterable[pa.Table]
 
 
 def _record_batch(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
-    columns = [pa.array(rows.labels), *map(pa.array, rows.dense)]
+    columns = [pa.array(rows.labels)] if schema.get_field_index(LABEL_COLUMN) >= 0 else []
+    columns += map(pa.array, rows.dense)
     for name, ids in zip(CATEGORY_COLUMNS, rows.ids, strict=True):
         bag = rows.bags.get(name)
         if bag is None:

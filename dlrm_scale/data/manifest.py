@@ -30,7 +30,7 @@ MANIFEST_FILE = "dataset.json"
 SCHEMA_VERSION = 2
 """2 added multi-hot columns."""
 SPLITS = ("train", "validation", "test")
-_PREPROCESS_AGAIN = "write the dataset again with `dlrm-scale preprocess`"
+_PREPROCESS_AGAIN = "write the dataset again with `dlrm-scale preprocess --force`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,13 +138,13 @@ def read_manifest(folder: Path) -> DatasetManifest:
     """
     file = folder / MANIFEST_FILE
     if not folder.is_dir():
-        raise DatasetError(f"{folder} is not a dataset: no such folder", remedy="check data.path")
+        raise DatasetError(f"{folder} is not a dataset: no such folder", remedy="check the path")
     try:
         raw = json.loads(file.read_bytes())
     except FileNotFoundError:
         raise DatasetError(
             f"{folder} is not a finished dataset: it has no {MANIFEST_FILE}, which is written last",
-            remedy="run `dlrm-scale preprocess` (again: it continues where it stopped), or check data.path",
+            remedy="run `dlrm-scale preprocess` (again: it continues where it stopped), or check the path",
         ) from None
     except (OSError, ValueError) as error:
         raise DatasetError(f"{file} can't be read: {error}", remedy=_PREPROCESS_AGAIN) from error

@@ -6,8 +6,7 @@ memory doesn't grow with it.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dlrm_scale.data.bad_rows import BadRow
+from dlrm_scale.data.columnar_source import ColumnarSource
 from dlrm_scale.data.inputs import InputFile
 from dlrm_scale.data.integer_ids import GIVEN_ID_MAX, IdMeaning, id_that_is_no_row
 from dlrm_scale.data.parquet_columns import (
@@ -27,7 +27,6 @@ from dlrm_scale.data.parquet_columns import (
     id_kind,
 )
 from dlrm_scale.data.raw_block import FIRST_CATEGORY_BIT, FIRST_INTEGER_BIT, Bags, RawBlock
-from dlrm_scale.data.row_layout import RowLayout
 from dlrm_scale.errors import ConfigError, DataError
 from dlrm_scale.schema import CATEGORY_COLUMNS, INTEGER_COLUMNS, LABEL_COLUMN, RAW_COLUMNS
 
@@ -58,7 +57,7 @@ class ParquetPiece:
     columns: Sequence[pa.Array]
 
 
-class ParquetSource:
+class ParquetSource(ColumnarSource):
     """One Parquet file; see `RowSource`.
 
     Args:
@@ -80,10 +79,8 @@ class ParquetSource:
     def __init__(
         self, input_file: InputFile, *, columns: Mapping[str, str] | None = None, ids: IdMeaning = "raw"
     ) -> None:
-        self.path = input_file.path
+        super().__init__(input_file)
         self._meaning = ids
-        self._size_bytes = input_file.size_bytes
-        self._rows_read = 0
         self._names = _mapped(columns or {})
         try:
             self._file = pq.ParquetFile(
@@ -94,33 +91,13 @@ class ParquetSource:
                 f"{self.path}: no readable Parquet file ({_first_line(error)})", remedy="fetch or make the file again"
             ) from error
         try:
-            self.rows: int = self._file.metadata.num_rows
+            self.rows = self._file.metadata.num_rows
             types = self._types()
             self.gives_features = self._check_numbers(types)
             self._kinds, self.multi_hot = self._check_categories(types)
         except BaseException:
             self.close()
             raise
-
-    @property
-    def layout(self) -> RowLayout:
-        """What must agree among the files of one command."""
-        return RowLayout(path=self.path, rows=self.rows, multi_hot=self.multi_hot, gives_features=self.gives_features)
-
-    @property
-    def position_bytes(self) -> int:
-        """How many stored bytes have been read, estimated by the rows."""
-        return self._size_bytes * self._rows_read // max(1, self.rows)
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the file."""
-        self.close()
 
     def close(self) -> None:
         """Close the file; harmless when repeated."""
@@ -236,7 +213,7 @@ class ParquetSource:
         """Turn a piece into columns.
 
         Raises:
-            DataError: the ids were to be rows of tables and one can't be.
+            DataError: the ids were to be rows of tables and one can't be; or integers with nulls are stored as floats.
         """
         label, *others = piece.columns
         rows = len(label)
@@ -247,6 +224,8 @@ class ParquetSource:
             decoded.append(decode_ids(column, self._kinds[name], self._meaning))
             if self._meaning == "given":
                 self._refuse_raw_as_given(name, column, decoded[-1], piece.first_row)
+        if self.gives_features:
+            self._refuse_integers_as_features(piece)
         good = np.ones(rows, np.bool_)
         for column in decoded:
             if column.bad is not None:
@@ -257,6 +236,19 @@ class ParquetSource:
             bad_rows = [self._bad_row(piece, int(row), decoded) for row in np.flatnonzero(~good)]
             kept = good
         return _block(piece.first_row, decoded, kept, bad_rows, self.gives_features)
+
+    def _refuse_integers_as_features(self, piece: ParquetPiece) -> None:
+        """Name the usual mistake: pandas makes floats of integers with missing values, and they are raw integers."""
+        for name, column in zip(INTEGER_COLUMNS, piece.columns[1:], strict=False):
+            if column.null_count == 0:
+                continue
+            numbers = column.drop_null().to_numpy()
+            if np.array_equal(numbers, np.trunc(numbers)):
+                raise DataError(
+                    f"{self.path}, from row {piece.first_row:,}: column {self._describe(name)} is floating point with "
+                    "nulls and whole numbers; floating point is taken for ready-made features, which have no nulls",
+                    remedy="store raw integers as such (pandas: astype('Int64')); fill what is missing in features",
+                )
 
     def _refuse_raw_as_given(self, name: str, column: pa.Array, decoded: Decoded, first_row: int) -> None:
         for row in [] if decoded.bad is None else np.flatnonzero(decoded.bad):

@@ -45,7 +45,7 @@ from dlrm_scale.data.staging import (
     request_key,
 )
 from dlrm_scale.data.vocabulary import Vocabulary, given_vocabulary
-from dlrm_scale.data.vocabulary_file import check_mapping, vocabulary_file
+from dlrm_scale.data.vocabulary_file import check_mapping, stored_vocabulary_bytes, vocabulary_file
 from dlrm_scale.data.write_pass import write_parts
 from dlrm_scale.errors import ConfigError, DatasetError
 from dlrm_scale.schema import CATEGORY_COLUMNS
@@ -174,6 +174,8 @@ def _up_to_date(out: Path, request: Mapping[str, Any], max_bad_rows: int) -> Dat
     done = finished_request(out)
     manifest = Dataset.open(out).manifest
     if done is not None and done.get("key") == request_key(request):
+        for column in CATEGORY_COLUMNS:
+            stored_vocabulary_bytes(out, column)  # damaged files are named here and not when training starts
         left_out = manifest.statistics.get("bad_rows", 0)
         if isinstance(left_out, int) and left_out > max_bad_rows:
             raise DatasetError(

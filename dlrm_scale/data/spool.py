@@ -18,9 +18,10 @@ def spool_stdin(folder: Path) -> InputFile:
         DataError: it is a terminal or can't be read.
         OSError: the disk is full.
     """
-    if sys.stdin is None or sys.stdin.isatty():
+    if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+        state = "closed" if sys.stdin is None or sys.stdin.closed else "a terminal"
         raise DataError(
-            "the input is - (standard input), which is a terminal", remedy="pipe rows in: zcat day_0.gz | … -"
+            f"the input is - (standard input), which is {state}", remedy="pipe rows in: zcat day_0.gz | … -"
         )
     path = folder / "stdin"
     with path.open("wb") as out:

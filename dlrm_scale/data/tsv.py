@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from dlrm_scale.data.bad_rows import BadRow, describe_bad_row
 from dlrm_scale.data.compressed import open_bytes
-from dlrm_scale.data.foreign_layouts import refuse_a_row_as_header, refuse_foreign_layout
+from dlrm_scale.data.foreign_layouts import check_header, refuse_foreign_layout
 from dlrm_scale.data.line_blocks import BLOCK_BYTES, LineBlock, LineReader
 from dlrm_scale.data.raw_block import FIRST_CATEGORY_BIT, Bags, RawBlock
 from dlrm_scale.data.text_layout import CRITEO_LAYOUT, TextLayout
@@ -87,7 +87,7 @@ class TextSource:
             DataError: the first row is bad and the file has another layout that is known.
         """
         layout, start, line = self._layout, piece.start, piece.first_line
-        if layout.header and line == 1:
+        if layout.header and line == 1 and piece.lines:
             start, line = self._after_header(piece), 2
         first_row_line = 2 if layout.header else 1
         room = piece.lines
@@ -168,7 +168,7 @@ class TextSource:
     def _after_header(self, piece: LineBlock) -> int:
         """Return where the second line starts."""
         end = piece.line_end(piece.start)
-        refuse_a_row_as_header(self.path, piece.buffer.data[piece.start : end].tobytes(), self._layout)
+        check_header(self.path, piece.buffer.data[piece.start : end].tobytes(), self._layout)
         return end + 1
 
 

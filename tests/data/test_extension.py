@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dlrm_scale.data.dataset import Dataset
+from dlrm_scale.data.export import export_dataset
 from dlrm_scale.data.preprocess import PreprocessOptions, PreprocessResult, preprocess
 from dlrm_scale.data.staging import Staging
 from dlrm_scale.data.text_layout import TextLayout
@@ -256,3 +257,35 @@ def test_death_at_any_step_after_the_manifest_is_made_good_by_a_rerun(
         assert not (out / ".building").exists()
         assert _files(out) == _files(tmp_path / "reference")
     assert Staging.remove is real_remove
+
+
+def test_rows_without_labels_are_exported_without_labels(tmp_path: Path) -> None:
+    days = _days(tmp_path, range(2))
+    _run(days, tmp_path / "train")
+    unlabeled = write_rows(tmp_path / "test.tsv", [row[2:] for row in make_rows(9)])
+    layout = TextLayout(labeled=False)
+    _run(unlabeled, tmp_path / "out", layout=layout, vocabulary_from=tmp_path / "train")
+    dataset = Dataset.open(tmp_path / "out")
+    with pytest.raises(ConfigError, match="its rows have no labels"):
+        export_dataset(dataset, tmp_path / "npy", to="npy")
+    export_dataset(dataset, tmp_path / "parquet", to="parquet")
+    assert pq.read_table(next((tmp_path / "parquet").glob("part-*"))).column_names[0] == "I1"
+    with pytest.raises(DataError, match="label"):
+        _run(tmp_path / "parquet", tmp_path / "again", vocabulary="given")
+
+
+def test_integers_that_pandas_made_floats_are_not_taken_for_features(tmp_path: Path) -> None:
+    dense = pa.array([1.0, None, *[3.0] * 18], pa.float64())
+    path = _parquet(tmp_path / "day_0.parquet", dense, np.arange(20))
+    with pytest.raises(DataError, match="is floating point with nulls and whole numbers") as caught:
+        _run(path, tmp_path / "out", validation="none")
+    assert "Int64" in str(caught.value.remedy)
+
+
+def test_a_damaged_vocabulary_is_not_up_to_date(tmp_path: Path) -> None:
+    days = _days(tmp_path, range(2))
+    _run(days, tmp_path / "out")
+    with (tmp_path / "out" / "vocabulary-C3.parquet").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(DatasetError, match=r"vocabulary-C3\.parquet can't be read"):
+        _run(days, tmp_path / "out")
