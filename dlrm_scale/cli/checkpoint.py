@@ -30,13 +30,14 @@ class Level(StrEnum):
 
 @app.command()
 def ls(run: _Run, as_json: _AsJson = False) -> None:
-    """List checkpoints, oldest first. Exits with 4 if one is damaged."""
+    """List checkpoints, oldest first, and mark the best one. Exits with 4 if one is damaged."""
     from dlrm_scale.checkpoint.verify import list_checkpoints
 
     rows = list_checkpoints(_root(run))
+    best = _best(run)
     damaged = any(row.state != "ok" for row in rows)
     if as_json:
-        _print_json([asdict(row) for row in rows])
+        _print_json([{**asdict(row), "best": row.name == best} for row in rows])
         raise typer.Exit(_DAMAGED if damaged else 0)
     from rich.console import Console
     from rich.table import Table
@@ -54,7 +55,7 @@ def ls(run: _Run, as_json: _AsJson = False) -> None:
             format_count(row.rows),
             format_bytes(row.bytes),
             _local_time(row.created_unix_seconds),
-            row.state,
+            row.state + (", best" if row.name == best else ""),
         )
     Console().print(table)
     raise typer.Exit(_DAMAGED if damaged else 0)
@@ -134,6 +135,17 @@ def verify(
 
 
 _DAMAGED = 4
+
+
+def _best(run: Path) -> str | None:
+    """Manifest of the best checkpoint; None where best.json is absent or damaged, which doesn't damage the others."""
+    root = _root(run)
+    try:
+        # not by `train`, whose imports take seconds
+        found = json.loads((root.parent / "best.json").read_bytes())["manifest"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return str(found)
 
 
 def _root(run: Path) -> Path:

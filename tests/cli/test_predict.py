@@ -80,6 +80,7 @@ def test_scores_of_text_are_those_of_the_dataset_and_of_evaluate(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.parquet", "b.parquet", "c.csv", "day_1.gz"]
 
 
+@pytest.mark.slow
 def test_two_ranks_write_the_rows_in_the_same_order(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

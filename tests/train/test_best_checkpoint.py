@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from dlrm_scale.checkpoint import list_checkpoints, open_chain, verify
 from dlrm_scale.checkpoint.engine import SaveOutcome
+from dlrm_scale.cli.checkpoint import app as checkpoint_commands
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.recipes import load_config
 from dlrm_scale.train.best_checkpoint import BestKeeper, best_manifest, read_best
@@ -70,6 +72,8 @@ def test_the_best_checkpoint_survives_retention_and_a_resume(dataset: Path, tmp_
     kept = list_checkpoints(run / "checkpoints")
     assert best.manifest in {row.name for row in kept}
     assert sum(row.kind == "baseline" for row in kept) == 2
+    listed = json.loads(CliRunner().invoke(checkpoint_commands, ["ls", str(run), "--json"]).output)
+    assert [row["step"] for row in listed if row["best"]] == [best.step]
     # it is worth what was measured when it was saved
     step, metrics = run_ranks(2, _evaluate, str(run), str(dataset))[0]
     assert (step, metrics.logloss) == (best.step, best.value)
