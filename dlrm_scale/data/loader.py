@@ -26,9 +26,9 @@ from dlrm_scale.data.windows import WindowBuffers
 from dlrm_scale.errors import CheckpointError, ConfigError, DatasetError
 from dlrm_scale.schema import CATEGORY_COLUMNS, INTEGER_COLUMNS
 
-__all__ = ["EvalLoader", "TrainLoader"]
+__all__ = ["BATCHES_IN_USE", "EvalLoader", "TrainLoader"]
 
-_BATCHES_IN_USE = 4
+BATCHES_IN_USE = 4
 """Batches outside the queue whose memory is used again: one in the making, and those that a trainer works on."""
 
 
@@ -116,7 +116,7 @@ class TrainLoader:
             )
         self.start_step = self.start.epoch * self.steps_per_epoch + self.start.step_in_epoch
         self._rank, self._ranks = rank, ranks
-        pool = BufferPool(config.prefetch_batches + _BATCHES_IN_USE, pin_memory=pin_memory)
+        pool = BufferPool(config.prefetch_batches + BATCHES_IN_USE, pin_memory=pin_memory)
         self._record_batches = RecordBatchCache(dataset)
         source = _train_batches(dataset, self._record_batches, self.order, self.start, rank, ranks, epochs, pool)
         self._prefetcher = Prefetcher(source, depth=config.prefetch_batches, name="train-loader")
@@ -243,7 +243,7 @@ class EvalLoader:
         self._arguments = (dataset, split, self.rows, batch_size, rank, ranks)
 
     def __iter__(self) -> Iterator[Batch]:
-        pool = BufferPool(self._depth + _BATCHES_IN_USE, pin_memory=self._pin_memory)
+        pool = BufferPool(self._depth + BATCHES_IN_USE, pin_memory=self._pin_memory)
         prefetcher = Prefetcher(_eval_batches(*self._arguments, pool), depth=self._depth, name="eval-loader")
         waited = 0.0
         try:

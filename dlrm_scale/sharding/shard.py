@@ -1,6 +1,6 @@
 """A model spread over ranks: its tables by a sharding plan, its dense part replicated."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -177,7 +177,13 @@ class ShardedModel:
         return plan_rows(self.layout, self.optimizer_config.kind)
 
 
-def shard_model(model: nn.Module, tables: Sequence[TableSpec], config: Config, ranks: Ranks) -> ShardedModel:
+def shard_model(
+    model: nn.Module,
+    tables: Sequence[TableSpec],
+    config: Config,
+    ranks: Ranks,
+    before_allocation: Callable[[ShardLayout], None] = lambda layout: None,
+) -> ShardedModel:
     """Plan, shard and wrap a model. A collective: all ranks call it with equal arguments.
 
     Args:
@@ -187,6 +193,7 @@ def shard_model(model: nn.Module, tables: Sequence[TableSpec], config: Config, r
         config: sections `sharding`, `sparse_optimizer`, `dense_optimizer`, `data.batch_size` and
             `train.gradient_clip_norm` are read.
         ranks: this process among the others.
+        before_allocation: called with the plan before a table has memory; it may refuse, on all ranks alike.
 
     Raises:
         ConfigError: a key of `sharding` that doesn't fit the model or the ranks.
@@ -202,6 +209,7 @@ def shard_model(model: nn.Module, tables: Sequence[TableSpec], config: Config, r
             plan = make_plan(model, tables, config, sharder, ranks, host_ranks=host_ranks)
             layout = layout_of(plan, tables, ranks.ranks)
             check_agreement(layout.fingerprint(), "sharding plan", ranks)
+            before_allocation(layout)
             module = _distribute(model, plan, sharder, ranks)
     kernels = table_kernels(module.module, ranks.rank)
     dense, buffers = _dense_tensors(module.module)

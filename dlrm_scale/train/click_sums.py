@@ -27,6 +27,7 @@ class ClickSums:
         nonfinite: of them with a logit that isn't finite; the sums leave these out.
         loss_units: sum of the binary cross-entropies (nats) in units of 2^-40.
         prediction_units: sum of the predicted probabilities in units of 2^-40.
+        squared_prediction_units: sum of their squares in units of 2^-40.
     """
 
     rows: int = 0
@@ -34,6 +35,7 @@ class ClickSums:
     nonfinite: int = 0
     loss_units: int = 0
     prediction_units: int = 0
+    squared_prediction_units: int = 0
 
     def add(self, logits: NDArray[np.float32], labels: NDArray[np.uint8]) -> None:
         """Add rows.
@@ -60,6 +62,12 @@ class ClickSums:
         """Mean predicted probability; there must be rows."""
         return self.prediction_units / (_UNITS * self.rows)
 
+    @property
+    def prediction_deviation(self) -> float:
+        """Standard deviation of the predicted probabilities; below 1e-6 it may be 0. There must be rows."""
+        variance = self.squared_prediction_units / (_UNITS * self.rows) - self.mean_prediction**2
+        return float(max(0.0, variance) ** 0.5)
+
     def _add(self, logits: NDArray[np.float32], labels: NDArray[np.uint8]) -> None:
         self.rows += len(labels)
         self.positives += int(np.count_nonzero(labels))
@@ -72,7 +80,9 @@ class ClickSums:
         decay = np.exp(-np.abs(z))
         losses = np.maximum(z, 0) - np.where(labels != 0, z, 0.0) + np.log1p(decay)
         self.loss_units += _in_units(losses)
-        self.prediction_units += _in_units(np.where(z >= 0, 1.0, decay) / (1 + decay))
+        predictions = np.where(z >= 0, 1.0, decay) / (1 + decay)
+        self.prediction_units += _in_units(predictions)
+        self.squared_prediction_units += _in_units(predictions * predictions)
 
 
 def _in_units(values: NDArray[np.float64]) -> int:

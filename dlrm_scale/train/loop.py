@@ -22,6 +22,7 @@ from dlrm_scale.touched_rows import TouchedRows
 from dlrm_scale.train.agreement import StepAgreement, Verdict
 from dlrm_scale.train.attribution import Attribution, IntervalWindow, RankTime, share_values
 from dlrm_scale.train.best_checkpoint import BestKeeper
+from dlrm_scale.train.collapse import collapse_warning
 from dlrm_scale.train.evaluate import gather_scores, true_rows
 from dlrm_scale.train.finite import FiniteWatch
 from dlrm_scale.train.finite_cause import FiniteCause
@@ -270,6 +271,9 @@ class TrainingLoop:
             auc = "undefined" if metrics.auc is None else f"{metrics.auc:.5f}"
             logloss = "undefined" if metrics.logloss is None else f"{metrics.logloss:.5f}"
             self.report.say(f"validation at step {self.step}: AUC {auc}, logloss {logloss}, {metrics.rows:,} rows")
+            warning = collapse_warning(metrics.as_dict())
+            if warning is not None:
+                self.report.say(f"warning: {warning}")
         self._judge(metrics)
 
     def judge_last(self, metrics: ClickMetrics) -> None:

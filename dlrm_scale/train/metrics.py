@@ -25,6 +25,7 @@ class ClickMetrics:
         normalized_entropy: logloss over the entropy of the base rate (He et al., ADKDD'14); None with one class.
         calibration: mean prediction over mean label; None without positives.
         base_rate_logloss: logloss of always predicting the mean label; None without rows.
+        prediction_deviation: standard deviation of the predictions; None without rows.
         note: why a value is None, or "".
     """
 
@@ -36,6 +37,7 @@ class ClickMetrics:
     normalized_entropy: float | None
     calibration: float | None
     base_rate_logloss: float | None
+    prediction_deviation: float | None
     note: str = ""
 
     def as_dict(self) -> dict[str, object]:
@@ -89,6 +91,7 @@ def metrics_of(sums: ClickSums, auc: AucValue) -> ClickMetrics:
             normalized_entropy=None,
             calibration=None,
             base_rate_logloss=None,
+            prediction_deviation=None,
             note=f"{sums.nonfinite} predictions are not finite" if rows else "no rows",
         )
     rate = positives / rows
@@ -103,5 +106,6 @@ def metrics_of(sums: ClickSums, auc: AucValue) -> ClickMetrics:
         normalized_entropy=None if one_class else sums.mean_loss / entropy,
         calibration=sums.mean_prediction / rate if positives else None,
         base_rate_logloss=entropy,
+        prediction_deviation=sums.prediction_deviation,
         note=f"only label {int(positives > 0)} occurs: AUC and normalized entropy are undefined" if one_class else "",
     )

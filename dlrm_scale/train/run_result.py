@@ -1,7 +1,6 @@
 """The summary of one start of a run."""
 
-import resource
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -10,7 +9,7 @@ from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.train.attribution import Attribution, RankTime
 from dlrm_scale.train.loop import LoopEnd
 from dlrm_scale.train.metrics import ClickMetrics
-from dlrm_scale.units import KIB
+from dlrm_scale.train.process_memory import peak_resident_bytes
 
 __all__ = ["RunResult", "make_result"]
 
@@ -37,6 +36,8 @@ class RunResult:
         checkpoints_failed: of this start.
         peak_memory_bytes: largest resident host memory of a rank's process, over ranks.
         best: the best checkpoint of the run as in best.json; None where no validation has told one.
+        memory: predicted and actual memory of all ranks; see `memory_use`.
+        warnings: that the model may have collapsed, or that memory was short.
         attribution: where the time of all ranks went, the last validation included; see `Attribution.as_dict`.
     """
 
@@ -57,6 +58,8 @@ class RunResult:
     checkpoints_failed: int
     peak_memory_bytes: int
     best: dict[str, object] | None = None
+    memory: dict[str, object] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
     attribution: dict[str, object]
 
 
@@ -102,6 +105,6 @@ def _times_of_ranks(time: RankTime, ranks: Ranks) -> tuple[RankTime, ...]:
 
 
 def _peak_memory_bytes(ranks: Ranks) -> int:
-    peak = torch.tensor([resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB])
+    peak = torch.tensor([peak_resident_bytes()])
     dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=ranks.control_group)
     return int(peak.item())

@@ -1,6 +1,7 @@
 """From a config to a sharded model on this process's rank: what training and evaluation share."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +11,7 @@ from dlrm_scale.config import Config
 from dlrm_scale.data.dataset import Dataset
 from dlrm_scale.errors import ConfigError
 from dlrm_scale.host_cores import usable_cores
+from dlrm_scale.layout import ShardLayout
 from dlrm_scale.models.build import build_model
 from dlrm_scale.models.compiled_layers import compile_dense_part, use_eager_layers
 from dlrm_scale.models.dense_part import DensePart
@@ -81,7 +83,12 @@ def check_tf32(config: Config, device_type: str) -> None:
         )
 
 
-def build_on_ranks(config: Config, dataset: Dataset, ranks: Ranks) -> ModelOnRanks:
+def build_on_ranks(
+    config: Config,
+    dataset: Dataset,
+    ranks: Ranks,
+    before_allocation: Callable[[ShardLayout], None] = lambda layout: None,
+) -> ModelOnRanks:
     """Build the model for a dataset's tables and shard it; tables hold no values yet.
 
     `train.tf32` is set for the whole process.
@@ -90,6 +97,7 @@ def build_on_ranks(config: Config, dataset: Dataset, ranks: Ranks) -> ModelOnRan
         config: model, optimizers, sharding, and how the dense part computes.
         dataset: its manifest sets the rows of the tables.
         ranks: the process group.
+        before_allocation: called with the plan before a table has memory; it may refuse, on all ranks alike.
 
     Raises:
         ConfigError: a model that can't be built, TF32 on CPU, PlanError: a plan that isn't allowed.
@@ -99,7 +107,8 @@ def build_on_ranks(config: Config, dataset: Dataset, ranks: Ranks) -> ModelOnRan
         torch.backends.cuda.matmul.allow_tf32 = config.train.tf32
     tables = table_specs(config.model, dataset.table_rows)
     model = build_model(config.model, tables, train=config.train)
-    return ModelOnRanks(sharded=shard_model(model, tables, config, ranks), tables=tables)
+    sharded = shard_model(model, tables, config, ranks, before_allocation)
+    return ModelOnRanks(sharded=sharded, tables=tables)
 
 
 def compile_layers(model: ModelOnRanks, config: Config, ranks: Ranks) -> list[str]:

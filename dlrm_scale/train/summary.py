@@ -1,6 +1,8 @@
 """The table at the end of a run."""
 
 from dlrm_scale.train.attribution_table import attribution_lines
+from dlrm_scale.train.collapse import collapse_warning
+from dlrm_scale.train.memory_use import memory_rows
 from dlrm_scale.train.run_result import RunResult
 from dlrm_scale.units import format_bytes, format_count, format_seconds
 
@@ -27,9 +29,9 @@ def metric_rows(metrics: dict[str, object]) -> list[tuple[str, str]]:
         rows.append((label, "undefined" if value is None else f"{value:.5f}"))
         if name == "auc" and metrics["auc_error_bound"]:
             rows.append(("AUC is exact to within", f"{metrics['auc_error_bound']:.1e}"))
-    logloss, base = metrics["logloss"], metrics["base_rate_logloss"]
-    if isinstance(logloss, float) and isinstance(base, float) and logloss > base > 0:
-        rows.append(("warning", "logloss is worse than that of always predicting the base rate"))
+    warning = collapse_warning(metrics)
+    if warning is not None:
+        rows.append(("warning", warning))
     if metrics["note"]:
         rows.append(("note", str(metrics["note"])))
     return rows
@@ -50,6 +52,7 @@ def summary_table(result: RunResult, run_path: str) -> str:
         ("checkpoints", f"{result.checkpoints_committed} committed, {result.checkpoints_failed} failed"),
     ]
     rows.append(("peak memory of a rank", format_bytes(result.peak_memory_bytes)))
+    rows += memory_rows(result.memory)
     if result.baseline_bytes is not None:
         rows.append(("bytes of a baseline", format_bytes(result.baseline_bytes)))
     if result.delta_bytes is not None:

@@ -14,6 +14,7 @@ from dlrm_scale.data.dataset import Dataset
 from dlrm_scale.data.loader import EvalLoader, TrainLoader
 from dlrm_scale.errors import CheckpointError, ConfigError, TrainingError
 from dlrm_scale.install import check_install
+from dlrm_scale.layout import ShardLayout
 from dlrm_scale.sharding.pipeline import make_eval_pipeline, make_train_pipeline
 from dlrm_scale.sharding.plan_file import save_plan
 from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
@@ -21,11 +22,14 @@ from dlrm_scale.sharding.step_phases import mark_phases
 from dlrm_scale.telemetry import StepClock
 from dlrm_scale.touched_rows import TouchedRows
 from dlrm_scale.train.best_checkpoint import BestKeeper
+from dlrm_scale.train.collapse import collapse_warning
 from dlrm_scale.train.evaluate import evaluate_batches
 from dlrm_scale.train.feature_mapping import feature_mapping
 from dlrm_scale.train.finite_cause import FiniteCause, dataset_rows
 from dlrm_scale.train.gpu_intervals import GpuIntervals
 from dlrm_scale.train.loop import TrainingLoop
+from dlrm_scale.train.memory_check import MemoryCheck, describe_memory
+from dlrm_scale.train.memory_use import memory_use
 from dlrm_scale.train.metrics import ClickMetrics
 from dlrm_scale.train.plan_table import describe_plan
 from dlrm_scale.train.profile import StepProfiler
@@ -78,8 +82,6 @@ def _train(request: RunRequest, stop: StopRequest, ranks: Ranks) -> RunResult:
         pin_memory=ranks.device.type == "cuda",
     )
     try:
-        # the first batch is ready by the time that the model is
-        loader.read_ahead()
         result = _train_on(dataset, loader, chain, continues, request, stop, ranks, clock)
     except BaseException:
         # what went wrong matters, not that the reading thread is slow to end
@@ -101,9 +103,17 @@ def _train_on(
     clock: StepClock,
 ) -> RunResult:
     config, folder = request.config, request.folder
-    model = build_on_ranks(config, dataset, ranks)
+    memory = MemoryCheck(config, dataset, loader, ranks)
+
+    def before_allocation(layout: ShardLayout) -> None:
+        memory.check(layout)
+        # the first batch is ready by the time that the model is
+        loader.read_ahead()
+
+    model = build_on_ranks(config, dataset, ranks, before_allocation)
     sharded = model.sharded
     notes = [f"changed by --set: {path} from {before} to {after}" for path, before, after in request.changes]
+    notes += memory.warnings
     resumed = _fill(model, chain, continues, dataset, request, ranks, notes)
     start_step = resumed.step if resumed else 0
     assert loader.start_step == start_step
@@ -171,17 +181,23 @@ def _train_on(
         saved_as=resumed.chain.tip.name if resumed else "",
     )
     if report is None:
-        result = _finish(loop, dataset, None, folder, ranks)
+        result = _finish(loop, dataset, None, folder, memory, ranks)
     else:
         with report:
+            report.say(f"memory to come, predicted: {describe_memory(memory.estimate)}")
             _introduce(report, model, dataset, loader, ranks, start_step, config, notes)
-            result = _finish(loop, dataset, report, folder, ranks)
+            result = _finish(loop, dataset, report, folder, memory, ranks)
     engine.close()
     return result
 
 
 def _finish(
-    loop: TrainingLoop, dataset: Dataset, report: RunReport | None, folder: RunFolder, ranks: Ranks
+    loop: TrainingLoop,
+    dataset: Dataset,
+    report: RunReport | None,
+    folder: RunFolder,
+    memory: MemoryCheck,
+    ranks: Ranks,
 ) -> RunResult:
     end = loop.run()
     validation = None
@@ -191,6 +207,12 @@ def _finish(
     if validation is not None:
         loop.judge_last(validation)
     result = make_result(end, loop.start_step, validation, loop.rank_time(), ranks)
+    collapse = None if validation is None else collapse_warning(validation.as_dict())
+    result = replace(
+        result,
+        memory=memory_use(memory.estimate, ranks),
+        warnings=[*memory.warnings, *([] if collapse is None else [collapse])],
+    )
     if loop.best.best is not None:
         result = replace(result, best=loop.best.best.as_dict())
     if report is not None:

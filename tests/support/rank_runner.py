@@ -66,6 +66,7 @@ def run_ranks(
     ranks_per_host: int | None = None,
     environment: Mapping[str, str] | None = None,
     timeout_seconds: float = 120.0,
+    fresh: bool = False,
     **kwargs: object,
 ) -> list[T]:
     """Run `function(*args, **kwargs)` on ranks 0..ranks-1 and return the results in rank order.
@@ -81,6 +82,7 @@ def run_ranks(
         ranks_per_host: how many ranks pretend to share a host; default all.
         environment: more variables for the ranks (they don't see the test process's later changes).
         timeout_seconds: limit for the whole case.
+        fresh: in processes that have run nothing else and end with the case, as a measurement of memory needs them.
         kwargs: its keyword arguments.
 
     Raises:
@@ -89,7 +91,12 @@ def run_ranks(
         RankTimeout: a rank gave no answer.
     """
     request = Request(function=function, args=args, kwargs=kwargs)
-    return _POOL.run(ranks, request, ranks_per_host or ranks, dict(environment or {}), timeout_seconds)
+    pool = _Pool() if fresh else _POOL
+    try:
+        return pool.run(ranks, request, ranks_per_host or ranks, dict(environment or {}), timeout_seconds)
+    finally:
+        if fresh:
+            pool.close()
 
 
 class _Pool:
