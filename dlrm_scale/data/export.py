@@ -5,10 +5,10 @@
     FOLDER/_export.json                      what this is an export of
 
 Readers of Parquet folders (pyarrow, pandas, Spark) pass over names that start with `_`. Everything is written into a
-hidden folder `.FOLDER.exporting` beside FOLDER, which takes FOLDER's name when it is complete and durable. An export that
-is killed leaves that hidden folder, and FOLDER as it was; only between the last two renamings there is no FOLDER, and the
-export that was to be replaced is in `.FOLDER.replaced`. The next export to FOLDER, of whatever, first puts that back
-and removes what else is hidden.
+hidden folder `.FOLDER.exporting` beside FOLDER, which takes FOLDER's name when it is complete and durable. An export
+that is killed leaves that hidden folder, and FOLDER as it was; only between the last two renamings there is no FOLDER,
+and the export that was to be replaced is in `.FOLDER.replaced`. The next export to FOLDER, of whatever, first puts that
+back and removes what else is hidden.
 """
 
 import errno
@@ -189,9 +189,15 @@ def _earlier(folder: Path) -> dict[str, Any] | None:
 
 def _is_same(folder: Path, earlier: dict[str, Any], facts: dict[str, Any]) -> bool:
     # Through JSON, so that tuples in the transforms compare equal.
-    return all(earlier.get(name) == value for name, value in json.loads(json.dumps(facts)).items()) and all(
+    return all(earlier.get(name) == value for name, value in json.loads(json.dumps(facts)).items()) and _is_whole(
+        folder, earlier
+    )
+
+
+def _is_whole(folder: Path, content: dict[str, Any]) -> bool:
+    return all(
         (folder / entry["file"]).is_file() and _size(folder / entry["file"]) == entry["size_bytes"]
-        for entry in earlier["files"]
+        for entry in content["files"]
     )
 
 
@@ -262,6 +268,7 @@ def _put_in_place(staging: Path, folder: Path) -> None:
     aside = _aside(folder)
     replaces = folder.is_dir() and any(folder.iterdir())
     if replaces:
+        _remove(aside)
         folder.rename(aside)
     try:
         staging.rename(folder)
@@ -280,7 +287,9 @@ def _put_back(folder: Path) -> None:
     if not aside.is_dir():
         return
     with _staged(folder):
-        if folder.is_dir() and any(folder.iterdir()):
+        content = _earlier(aside)
+        if (folder.is_dir() and any(folder.iterdir())) or content is None or not _is_whole(aside, content):
+            # The new export had its name already, and a part of the old one may be removed.
             _remove(aside)
         else:
             aside.rename(folder)

@@ -16,19 +16,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dlrm_scale.data.bad_rows import BadRow
+from dlrm_scale.data.columnar_source import ColumnarSource
 from dlrm_scale.data.inputs import InputFile
 from dlrm_scale.data.integer_ids import IdMeaning, outside_32_bits, raw_ids, refuse_raw_as_given
 from dlrm_scale.data.multi_hot_npz import MultiHotNpz
 from dlrm_scale.data.npy_file import NpyFile, NpyHeader
 from dlrm_scale.data.raw_block import Bags, RawBlock
-from dlrm_scale.data.row_layout import RowLayout
 from dlrm_scale.errors import DataError
 from dlrm_scale.schema import CATEGORY_COLUMNS, INTEGER_COLUMNS, LABEL_COLUMN
 
@@ -101,7 +100,7 @@ class _OneHotNpy:
         self._file.close()
 
 
-class NpySource:
+class NpySource(ColumnarSource):
     """One trio of files; see `RowSource`.
 
     Args:
@@ -122,10 +121,8 @@ class NpySource:
     gives_features = True
 
     def __init__(self, input_file: InputFile, *, ids: IdMeaning = "given") -> None:
-        self.path = input_file.path
+        super().__init__(input_file)
         self._meaning = ids
-        self._size_bytes = input_file.size_bytes
-        self._rows_read = 0
         dense, sparse, labels = input_file.members
         with ExitStack() as opened:
             self._dense = NpyFile(dense)
@@ -141,26 +138,6 @@ class NpySource:
         self.multi_hot = tuple(name for name, pooling in zip(CATEGORY_COLUMNS, poolings, strict=True) if pooling > 1)
         row_bytes = sum(pooling * dtype.itemsize for pooling, dtype in zip(poolings, self._ids.dtypes, strict=True))
         self._piece_rows = max(1, min(_PIECE_ROWS, _PIECE_BYTES_MAX // row_bytes))
-
-    @property
-    def layout(self) -> RowLayout:
-        """What must agree among the files of one command."""
-        return RowLayout(path=self.path, rows=self.rows, multi_hot=self.multi_hot, gives_features=True)
-
-    @property
-    def position_bytes(self) -> int:
-        """How many stored bytes have been read, of the three files together."""
-        return self._size_bytes * self._rows_read // max(1, self.rows)
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the files."""
-        self.close()
 
     def close(self) -> None:
         """Close the files; harmless when repeated."""

@@ -13,11 +13,12 @@ compute at a time; pieces in flight are bounded, and with them memory.
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dlrm_scale.data.inputs import InputFile
+from dlrm_scale.data.stoppable import StoppedError, run_until_error
 
 __all__ = ["OnProgress", "PassProgress", "ProgressReport", "Workers", "files_at_a_time", "pieces_in_flight"]
 
@@ -66,10 +67,6 @@ class ProgressReport:
 OnProgress = Callable[[ProgressReport], None]
 
 
-class _StoppedError(Exception):
-    """Another file failed."""
-
-
 class PassProgress:
     """Adds up what the threads of one pass have done.
 
@@ -103,7 +100,7 @@ class PassProgress:
 
     def _add(self, index: int, position_bytes: int, rows: int, bad_rows: int, *, earlier: bool) -> None:
         if self._stop.is_set():
-            raise _StoppedError
+            raise StoppedError
         with self._lock:
             self._done_bytes[index] = position_bytes
             self._rows += rows
@@ -163,19 +160,7 @@ class Workers:
         Raises:
             Exception: the error of the first file, in order, that failed by itself; the others are stopped.
         """
-        futures = [self._readers.submit(work, i) for i in range(self._files)]
-        try:
-            wait(futures, return_when=FIRST_EXCEPTION)
-        finally:
-            # Also on KeyboardInterrupt; harmless when all are done.
-            progress.stop()
-            for future in futures:
-                future.cancel()
-        errors = [future.exception() for future in futures if not future.cancelled()]
-        for error in errors:
-            if error is not None and not isinstance(error, _StoppedError):
-                raise error
-        return [future.result() for future in futures]
+        return run_until_error(self._readers, work, range(self._files), progress.stop)
 
     def over_pieces(self, pieces: Iterable[P], work: Callable[[P], T], consume: Callable[[T], None]) -> None:
         """Read pieces in order, work on them in parallel, consume the results in order; from `work` of `over_files`.

@@ -416,7 +416,7 @@ from pathlib import Path
 from dlrm_scale.data import export
 from dlrm_scale.data.dataset import Dataset
 
-def kill(*arguments):
+def kill(*arguments, **named):
     os.kill(os.getpid(), signal.SIGKILL)
 
 place, source, out = sys.argv[1:]
@@ -429,7 +429,17 @@ elif place == "note":
     export._write_synced = kill
 elif place == "rename":
     export._put_in_place = kill
-export.export_dataset(Dataset.open(source), Path(out), to="parquet", on_progress=progress)
+elif place in ("between renames", "removing the old one"):
+    rename, calls = Path.rename, []
+    def renamed(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2 and place == "between renames":
+            kill()
+        return rename(*arguments)
+    Path.rename = renamed
+    if place == "removing the old one":
+        export.shutil.rmtree = kill
+export.export_dataset(Dataset.open(source), Path(out), to="parquet", force=True, on_progress=progress)
 """
 
 
@@ -448,18 +458,57 @@ def test_a_killed_export_leaves_no_final_name_and_the_next_one_cleans_up(
     ]  # fmt: skip
 
 
-def test_a_kill_while_an_export_is_replaced_leaves_no_half_of_either(
+@pytest.mark.parametrize("place", ["rename", "between renames", "removing the old one"])
+def test_a_kill_while_an_export_is_replaced_leaves_one_of_them_whole(
+    dataset: Dataset, tmp_path: Path, place: str
+) -> None:
+    out = tmp_path / "out"
+    export_dataset(dataset, out, to="npy")
+    old = {path.name: path.read_bytes() for path in out.iterdir()}
+    killed = subprocess.run([sys.executable, "-c", _KILLED, place, str(dataset.path), str(out)], timeout=60)
+    assert killed.returncode == -9
+    left = {"rename": [".out.exporting", "out"], "between renames": [".out.exporting", ".out.replaced"]}
+    assert sorted(path.name for path in tmp_path.iterdir()) == left.get(place, [".out.replaced", "out"])
+    if place == "removing the old one":
+        assert export_dataset(dataset, out, to="parquet").up_to_date
+    else:
+        # Not replaced unless it is asked for once more, although the folder was away.
+        with pytest.raises(ConfigError, match=r"holds another export \(npy, split all\)"):
+            export_dataset(dataset, out, to="parquet")
+        assert {path.name: path.read_bytes() for path in out.iterdir()} == old
+        export_dataset(dataset, out, to="parquet", force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert pq.read_table(out).num_rows == 29_000
+
+
+def test_half_of_an_old_export_is_not_put_back(dataset: Dataset, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    export_dataset(dataset, out, to="npy")
+    # Killed while it was removed; then the new one was removed by hand.
+    out.rename(tmp_path / ".out.replaced")
+    (tmp_path / ".out.replaced" / "day_0_dense.npy").unlink()
+    export_dataset(dataset, out, to="parquet")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_export_that_can_t_take_its_name_gives_it_back(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
     export_dataset(dataset, out, to="npy")
-    # As a kill between the two renames leaves it.
-    out.rename(tmp_path / ".out.replaced")
-    (tmp_path / ".out.exporting").mkdir()
-    (tmp_path / ".out.exporting" / "part-00000.parquet").write_text("half")
-    export_dataset(dataset, out, to="parquet")
+    old = {path.name: path.read_bytes() for path in out.iterdir()}
+    rename = Path.rename
+
+    def fails(path: Path, target: Path) -> Path:
+        if path.name == ".out.exporting":
+            raise OSError(5, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(DatasetError, match="Input/output error"):
+        export_dataset(dataset, out, to="parquet", force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert pq.read_table(out).num_rows == 29_000
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == old
 
 
 def test_two_exports_into_one_folder_are_refused(dataset: Dataset, tmp_path: Path) -> None:
