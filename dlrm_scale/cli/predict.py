@@ -90,7 +90,8 @@ def predict(
 ) -> None:
     """Score rows with a run's checkpoint, into Parquet or CSV, in the order of the rows.
 
-    Columns: row, source, line, label (where there are labels), logit, probability.
+    Columns: row, source, line, label (where there are labels), logit, probability. Raw rows become a dataset beside
+    OUT meanwhile, some 160 bytes a row.
     """
     from dlrm_scale.cli.evaluate import find_step
     from dlrm_scale.cli.preprocess import _columns, _mapping
@@ -172,8 +173,6 @@ def _print_summary(run: str, out: Path, chosen: str, prediction: "Prediction") -
     result = prediction.result
     for note in (*prediction.notes, *result.notes):
         typer.echo(f"note: {note}", err=True)
-    if prediction.rejected is not None:
-        typer.echo(f"note: the bad rows are in {prediction.rejected}", err=True)
     if result.nonfinite:
         typer.echo(f"warning: {result.nonfinite:,} scores are not finite", err=True)
     speed = format_count(result.rows / result.seconds) if result.seconds else "-"

@@ -10,6 +10,7 @@ from dlrm_scale.config import Config
 from dlrm_scale.data.dataset import Dataset
 from dlrm_scale.data.passes import OnProgress
 from dlrm_scale.data.preprocess_options import PreprocessOptions
+from dlrm_scale.data.staging import REJECTED_FILE
 from dlrm_scale.errors import ConfigError
 from dlrm_scale.train.launch import default_local_ranks, launch, under_torchrun
 from dlrm_scale.train.predict_input import dataset_sources, is_dataset, prepare_rows, publish, working_folder
@@ -126,5 +127,6 @@ def predict(job: PredictJob, reading: AbstractContextManager[OnProgress | None])
                 beside = job.out.with_name(f"{job.out.name}.rejected.tsv")
                 publish(rejected, beside)
                 rejected = beside
+                notes = tuple(note.replace(f" {REJECTED_FILE} ", f" {beside} ") for note in notes)
             publish(folder / "scores", job.out)
     return Prediction(result=result, rejected=rejected, notes=notes)

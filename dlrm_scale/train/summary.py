@@ -21,9 +21,9 @@ def metric_rows(metrics: dict[str, object]) -> list[tuple[str, str]]:
     for name, label in (
         ("auc", "AUC"),
         ("logloss", "logloss"),
+        ("base_rate_logloss", "logloss of the base rate"),
         ("normalized_entropy", "normalized entropy"),
         ("calibration", "calibration"),
-        ("base_rate_logloss", "logloss of the base rate"),
     ):
         value = metrics[name]
         rows.append((label, "undefined" if value is None else f"{value:.5f}"))

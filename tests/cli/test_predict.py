@@ -175,3 +175,19 @@ def test_days_and_values_add_up_to_the_whole(run: Path, capsys: pytest.CaptureFi
     assert "rest" in capsys.readouterr().out
     assert run_command("evaluate", run / "run", "--by", "I5") == 2
     assert "allowed: day, or a category column" in capsys.readouterr().err
+
+
+def test_kaggles_test_rows_are_scored(shared_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kaggle = shared_data / "kaggle"
+    assert run_command("preprocess", kaggle / "kaggle_union.tsv", "--out", tmp_path / "dataset") == 0
+    settings = ("--set", f"data.path={tmp_path / 'dataset'}", "--set", f"run.path={tmp_path / 'run'}")
+    assert run_command("train", "sample", *settings, *_TRAIN) == 0
+    out = tmp_path / "scores.parquet"
+    raw = kaggle / "kaggle_test_nolabel_1999.tsv"
+    summary = run_json(capsys, "predict", tmp_path / "run", raw, "--unlabeled", "--out", out, "--step", "best")
+    assert (summary["rows"], summary["checkpoint"]) == (1999, "best")
+    # about a quarter of Kaggle's rows are clicks
+    assert 0.15 < summary["mean_prediction"] < 0.35
+    scores = np.array(_column(_read(out), "probability"))
+    assert len(scores) == 1999
+    assert scores.std() > 0.05
