@@ -1,9 +1,7 @@
 """The training loop: read `TrainingLoop.run` from top to bottom."""
 
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -20,14 +18,14 @@ from dlrm_scale.sharding.shard import ShardedModel
 from dlrm_scale.telemetry import StepClock
 from dlrm_scale.touched_rows import TouchedRows
 from dlrm_scale.train.agreement import StepAgreement, Verdict
-from dlrm_scale.train.attribution import Attribution, IntervalWindow, RankTime, share_values
+from dlrm_scale.train.attribution import RankTime
 from dlrm_scale.train.best_checkpoint import BestKeeper
 from dlrm_scale.train.collapse import collapse_warning
-from dlrm_scale.train.evaluate import gather_scores, true_rows
 from dlrm_scale.train.finite import FiniteWatch
 from dlrm_scale.train.finite_cause import FiniteCause
 from dlrm_scale.train.gpu_intervals import GpuIntervals
-from dlrm_scale.train.metrics import ClickMetrics, global_auc
+from dlrm_scale.train.log_window import LogWindow, idle_seconds
+from dlrm_scale.train.metrics import ClickMetrics
 from dlrm_scale.train.profile import StepProfiler
 from dlrm_scale.train.random_state import capture_random_state
 from dlrm_scale.train.report import RunReport
@@ -35,9 +33,6 @@ from dlrm_scale.train.schedule import multiplier
 from dlrm_scale.train.stop import StopRequest
 
 __all__ = ["LoopEnd", "TrainingLoop"]
-
-_AUC_ROWS = 65536
-"""Rows of the newest steps in the AUC of a log line; sorting them takes about 10 ms."""
 
 
 @dataclass(kw_only=True)
@@ -63,18 +58,6 @@ class LoopEnd:
     checkpoint_seconds: float
     outcomes: list[SaveOutcome]
     final_loss: float | None
-
-
-@dataclass
-class _Window:
-    """What happened since the last log line."""
-
-    started: float
-    wait_seconds_before: float
-    idle_seconds_before: float
-    loss_sums: list[torch.Tensor] = field(default_factory=list)
-    rows_global: int = 0
-    steps: int = 0
 
 
 @dataclass(kw_only=True)
@@ -144,10 +127,9 @@ class TrainingLoop:
                 verdict = self._agreement.exchange(stop=self._wants_to_stop(), nonfinite_step=self._nonfinite_step)
             self._obey(verdict)
             if self.profiler.after(self.step):
-                self._say_where_profiles_are()
+                self._tell_of_profiles()
             if self._due(self.config.train.log_every_steps):
-                with self.clock.interval("logging"):
-                    self._log()
+                self._log()
             if self._due(self.config.train.validate_every_steps):
                 self._validate()
             if self._due(self.config.checkpoint.every_steps) and self.step != self._saved_step:
@@ -160,7 +142,7 @@ class TrainingLoop:
         self.step = self._saved_step = self.start_step
         self._judged_step = -1
         self._start_up_seconds = self.clock.restart()
-        self._intervals = IntervalWindow(self.clock)
+        self._window = LogWindow(self.clock, self.loader, self.config.data.batch_size)
         self._agreement = StepAgreement(self.ranks.rank, self.ranks.ranks, self.ranks.control_group)
         self._stopping = False
         self._watch = FiniteWatch()
@@ -169,9 +151,6 @@ class TrainingLoop:
         self._spoiled: SaveOutcome | None = None
         self._rows = 0
         self._outcomes: list[SaveOutcome] = []
-        self._last_loss: float | None = None
-        self._scored: deque[torch.Tensor] = deque(maxlen=max(1, _AUC_ROWS // self.config.data.batch_size))
-        self._open_window()
         self.touched.enabled = True
 
     def _at_limit(self) -> bool:
@@ -192,11 +171,7 @@ class TrainingLoop:
 
     def _note(self, batch: Batch, row_loss_sum: torch.Tensor, logits: torch.Tensor) -> None:
         self._rows += batch.rows_global
-        window = self._window
-        window.loss_sums.append(row_loss_sum)
-        window.rows_global += batch.rows_global
-        window.steps += 1
-        self._scored.append(true_rows(batch, logits))
+        self._window.note(batch, row_loss_sum, logits)
         self._nonfinite_step = self._watch.note(self.step, row_loss_sum)
         if self.report is not None:
             self.report.advance(self.step)
@@ -227,38 +202,21 @@ class TrainingLoop:
 
     def _log(self) -> None:
         self._settle()
-        window = self._window
-        elapsed = time.perf_counter() - window.started - (self._idle_seconds() - window.idle_seconds_before)
-        loss = torch.stack([loss.double() for loss in window.loss_sums]).sum().item()
-        by_rank = share_values([loss, *self._intervals.take()], self.ranks)
-        if self.gpu is not None:
-            self.gpu.read()
-        scores = gather_scores(list(self._scored), self.ranks)
-        self._last_loss = sum(loss for loss, *_ in by_rank) / max(1, window.rows_global)
-        if self.report is not None:
+        with self.clock.interval("logging"):
+            values = self._window.close(self.ranks)
+            if self.gpu is not None:
+                self.gpu.read()  # the loss has just been fetched, so nearly all events have passed
+            if self.report is None:
+                return
             factor = self._rate_factor(self.step - 1)
-            values = {
+            values |= {
                 "epoch": (self.cursor or {}).get("epoch"),
                 "rows": self._rows,
-                "loss": self._last_loss,
-                "auc": global_auc(scores.logits, scores.labels) if scores is not None else None,
-                "samples_per_second": window.rows_global / elapsed,
-                "data_wait_share": (self.loader.wait_seconds - window.wait_seconds_before) / elapsed,
                 "dense_learning_rate": self.config.dense_optimizer.learning_rate * factor,
                 "sparse_learning_rate": self.config.sparse_optimizer.learning_rate * factor,
-                **_time_values([IntervalWindow.rank_time(intervals) for _, *intervals in by_rank]),
             }
             self.report.record("train", self.step, values)
             self.report.show_step(self.step, values)
-        self._open_window()
-
-    def _open_window(self) -> None:
-        self._window = _Window(time.perf_counter(), self.loader.wait_seconds, self._idle_seconds())
-
-    def _idle_seconds(self) -> float:
-        """What isn't training: `samples_per_second` leaves it out."""
-        seconds = self.clock.seconds
-        return seconds.get("evaluation", 0.0) + seconds.get("profile", 0.0)
 
     def _validate(self) -> None:
         with self.clock.whole("evaluation"):
@@ -369,13 +327,10 @@ class TrainingLoop:
                     "its rows stay marked for the next one"
                 )
 
-    def _say_where_profiles_are(self) -> None:
-        for error in self.profiler.errors:
+    def _tell_of_profiles(self) -> None:
+        for note in self.profiler.take_notes():
             if self.report is not None:
-                self.report.say(f"warning: a profile isn't written: {error}")
-        self.profiler.errors.clear()
-        if self.report is not None and self.profiler.written:
-            self.report.say(f"profiled steps of each rank, for ui.perfetto.dev: {self.profiler.written[-1].parent}")
+                self.report.say(note)
 
     def rank_time(self) -> RankTime:
         """Where this rank's time went since the first step, up to now."""
@@ -396,10 +351,9 @@ class TrainingLoop:
     def _end(self) -> LoopEnd:
         self._settle()
         self.profiler.close()
-        self._say_where_profiles_are()
+        self._tell_of_profiles()
         if self._window.steps:
-            with self.clock.interval("logging"):
-                self._log()
+            self._log()
         with self.clock.interval("checkpoint"):
             outcomes = self.engine.wait()
         self._report_saves(outcomes)
@@ -416,11 +370,11 @@ class TrainingLoop:
             state="stopped" if self._stopping else "finished",
             step=self.step,
             rows=self._rows,
-            seconds=self.clock.elapsed() - self._idle_seconds(),
+            seconds=self.clock.elapsed() - idle_seconds(self.clock),
             data_wait_seconds=self.loader.wait_seconds,
             checkpoint_seconds=self.clock.seconds.get("checkpoint", 0.0),
             outcomes=self._outcomes,
-            final_loss=self._last_loss,
+            final_loss=self._window.loss,
         )
 
     def _require_finite_values(self) -> None:
@@ -443,12 +397,3 @@ class TrainingLoop:
     def _saved_nothing(self) -> bool:
         """A run that ends before its first step still leaves a checkpoint to resume from."""
         return self.start_step == 0 and self.step == 0
-
-
-def _time_values(times: list[RankTime]) -> dict[str, object]:
-    """What a log line says of the seconds since the last one: those of rank 0, and which rank computes longest."""
-    attribution = Attribution(times=tuple(times))
-    values: dict[str, object] = {"interval_seconds": times[0].seconds}
-    if len(times) > 1:
-        values |= {"slowest_rank": attribution.slowest_rank, "compute_imbalance": attribution.compute_imbalance}
-    return values

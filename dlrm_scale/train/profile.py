@@ -28,14 +28,13 @@ class StepProfiler:
 
     Attributes:
         written: paths of the traces so far.
-        errors: why a trace is missing; training goes on without it.
     """
 
     def __init__(
         self, steps: tuple[int, ...], folder: Path, rank: int, clock: StepClock, backward: BackwardRanges
     ) -> None:
         self.written: list[Path] = []
-        self.errors: list[str] = []
+        self._notes: list[str] = []
         self._steps = frozenset(steps)
         self._folder = folder
         self._rank = rank
@@ -82,8 +81,14 @@ class StepProfiler:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 stopped.export_chrome_trace(str(path))
                 self.written.append(path)
+                self._notes.append(f"traces of steps {self._first} to {self._last}, of every rank: {self._folder}")
             except OSError as error:
-                self.errors.append(f"{path}: {error}")
+                self._notes.append(f"warning: the trace {path} isn't written: {error}; training goes on without it")
+
+    def take_notes(self) -> list[str]:
+        """Return lines for the user that weren't returned before."""
+        notes, self._notes = self._notes, []
+        return notes
 
 
 class _Ranges:

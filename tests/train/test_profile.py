@@ -100,8 +100,10 @@ def test_a_trace_that_cannot_be_written_is_told_and_ends_nothing(tmp_path: Path)
     profiler.before(3)
     assert profiler.after(3)
     assert profiler.written == []
-    assert len(profiler.errors) == 1
-    assert "steps-3-3-rank-0" in profiler.errors[0]
+    (note,) = profiler.take_notes()
+    assert "steps-3-3-rank-0" in note
+    assert "isn't written" in note
+    assert profiler.take_notes() == []
     assert clock.listeners == []
 
 
@@ -117,6 +119,7 @@ def test_a_run_that_ends_among_profiled_steps_writes_those_that_it_did(tmp_path:
     profiler.close()
     (path,) = profiler.written
     assert path.name == "steps-3-4-rank-1.json.gz"
+    assert profiler.take_notes() == [f"traces of steps 3 to 4, of every rank: {tmp_path / 'profile'}"]
     assert sum(event["name"] == "lookup" for event in _events(path)) == 2
 
 

@@ -1,0 +1,102 @@
+"""What happened between two log lines."""
+
+from collections import deque
+
+import torch
+
+from dlrm_scale.batch import Batch
+from dlrm_scale.data.loader import TrainLoader
+from dlrm_scale.sharding.ranks import Ranks
+from dlrm_scale.telemetry import StepClock
+from dlrm_scale.train.attribution import Attribution, IntervalWindow, RankTime, share_values
+from dlrm_scale.train.evaluate import gather_scores, true_rows
+from dlrm_scale.train.metrics import global_auc
+
+__all__ = ["LogWindow", "idle_seconds"]
+
+_AUC_ROWS = 65536
+"""Rows of the newest steps in the AUC of a log line; sorting them takes about 10 ms."""
+
+
+def idle_seconds(clock: StepClock) -> float:
+    """Seconds so far that aren't training: `samples_per_second` leaves them out."""
+    seconds = clock.seconds
+    return seconds.get("evaluation", 0.0) + seconds.get("profile", 0.0)
+
+
+class LogWindow:
+    """Collects steps; the next window begins where one is closed.
+
+    Args:
+        clock: of the main thread.
+        loader: its waiting is told.
+        batch_size: global, in rows.
+
+    Attributes:
+        steps: in this window so far.
+        loss: mean of the last closed window; None before the first.
+    """
+
+    def __init__(self, clock: StepClock, loader: TrainLoader, batch_size: int) -> None:
+        self._clock = clock
+        self._loader = loader
+        self._intervals = IntervalWindow(clock)
+        self.loss: float | None = None
+        self._scored: deque[torch.Tensor] = deque(maxlen=max(1, _AUC_ROWS // batch_size))
+        self._open()
+
+    def _open(self) -> None:
+        self._training_seconds_before = self._training_seconds()
+        self._wait_seconds_before = self._loader.wait_seconds
+        self._loss_sums: list[torch.Tensor] = []
+        self._rows_global = 0
+        self.steps = 0
+
+    def note(self, batch: Batch, row_loss_sum: torch.Tensor, logits: torch.Tensor) -> None:
+        """Take in a step; waits for nothing.
+
+        Args:
+            batch: what was trained on.
+            row_loss_sum: `[]`, of this rank.
+            logits: `[B]`.
+        """
+        self._loss_sums.append(row_loss_sum)
+        self._rows_global += batch.rows_global
+        self.steps += 1
+        self._scored.append(true_rows(batch, logits))
+
+    def close(self, ranks: Ranks) -> dict[str, object]:
+        """Sum up and begin the next window. A collective.
+
+        Returns:
+            `loss`, the mean over all ranks' rows; `auc` of the newest rows, on rank 0 alone; `samples_per_second`;
+            `data_wait_share` of this rank; `interval_seconds` of rank 0; with several ranks `slowest_rank` and
+            `compute_imbalance`, as in `Attribution`.
+        """
+        seconds = self._training_seconds() - self._training_seconds_before
+        waited_seconds = self._loader.wait_seconds - self._wait_seconds_before
+        loss_sum = torch.stack([loss.double() for loss in self._loss_sums]).sum().item()
+        by_rank = share_values([loss_sum, *self._intervals.take()], ranks)
+        scores = gather_scores(list(self._scored), ranks)
+        times = tuple(IntervalWindow.rank_time(intervals) for _, *intervals in by_rank)
+        self.loss = sum(loss for loss, *_ in by_rank) / max(1, self._rows_global)
+        values: dict[str, object] = {
+            "loss": self.loss,
+            "auc": global_auc(scores.logits, scores.labels) if scores is not None else None,
+            "samples_per_second": self._rows_global / seconds,
+            "data_wait_share": waited_seconds / seconds,
+            **_time_values(times),
+        }
+        self._open()
+        return values
+
+    def _training_seconds(self) -> float:
+        return self._clock.elapsed() - idle_seconds(self._clock)
+
+
+def _time_values(times: tuple[RankTime, ...]) -> dict[str, object]:
+    attribution = Attribution(times=times)
+    values: dict[str, object] = {"interval_seconds": times[0].seconds}
+    if len(times) > 1:
+        values |= {"slowest_rank": attribution.slowest_rank, "compute_imbalance": attribution.compute_imbalance}
+    return values
