@@ -1,5 +1,6 @@
 """Which slice of an evaluation a row belongs to: the file it came from, or the value of one category column."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,8 +10,10 @@ import torch
 from dlrm_scale.batch import Batch
 from dlrm_scale.data.dataset import Dataset
 from dlrm_scale.data.pieces import split_pieces
-from dlrm_scale.errors import ConfigError
-from dlrm_scale.schema import CATEGORY_COLUMNS
+from dlrm_scale.data.vocabulary import FIRST_ID_ROW
+from dlrm_scale.data.vocabulary_file import read_counts
+from dlrm_scale.errors import ConfigError, DatasetError
+from dlrm_scale.schema import CATEGORY_COLUMNS, MISSING_ROW, OUT_OF_VOCABULARY_ROW
 
 __all__ = ["DaySlices", "RowSlices", "ValueSlices", "make_slices"]
 
@@ -131,8 +134,33 @@ def _value_slices(column: str, dataset: Dataset, split: str, values: int) -> Val
         top = np.zeros(1, np.int64)
     order = np.argsort(top)
     return ValueSlices(
-        names=(*(f"{column} row {row}" for row in top.tolist()), "rest"),
+        names=(*_value_names(dataset, column, top.tolist()), "rest"),
         column=column,
         table_rows=torch.from_numpy(top[order].copy()),
         places=torch.from_numpy(order),
     )
+
+
+def _value_names(dataset: Dataset, column: str, rows: Sequence[int]) -> list[str]:
+    """Names of table rows: the raw id where the dataset still knows it."""
+    method = dataset.manifest.columns[CATEGORY_COLUMNS.index(column)].method
+    if method == "given":
+        return [f"{column} row {row}" for row in rows]
+    names = {MISSING_ROW: f"{column} missing"}
+    if method == "frequency":
+        names |= {OUT_OF_VOCABULARY_ROW: f"{column} unknown", **_raw_ids(dataset, column, rows)}
+    return [names.get(row, f"{column} row {row}") for row in rows]
+
+
+def _raw_ids(dataset: Dataset, column: str, rows: Sequence[int]) -> dict[int, str]:
+    found: dict[int, str] = {}
+    first = FIRST_ID_ROW
+    try:
+        for ids, _ in read_counts(dataset.path, column):
+            inside = [row for row in rows if first <= row < first + len(ids)]
+            found |= {row: f"{column} {int(ids[row - first]):08x}" for row in inside}
+            first += len(ids)
+    except DatasetError:
+        # the metrics don't need it
+        return {}
+    return found

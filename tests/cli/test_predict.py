@@ -1,6 +1,7 @@
 """`dlrm-scale predict`: scores in the order of the rows, the same as `evaluate` sees, from text or a dataset."""
 
 import gzip
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,11 @@ def test_days_and_values_add_up_to_the_whole(run: Path, capsys: pytest.CaptureFi
     assert list(days["slices"]) == ["day_0.tsv"]
     assert days["slices"]["day_0.tsv"] == {name: whole[name] for name in days["slices"]["day_0.tsv"]}
     assert list(values["slices"])[-1] == "rest"
+    # the slices bear the raw ids
+    fields = [line.split(b"\t")[18].decode() for line in (run / "day_0.tsv").read_bytes().splitlines()]
+    named = {name.removeprefix("C5 "): part["rows"] for name, part in values["slices"].items()}
+    common = Counter(text or "missing" for text in fields).most_common(3)
+    assert [named[text] for text, _ in common] == [count for _, count in common]
     for name in ("rows", "positives"):
         assert sum(part[name] for part in values["slices"].values()) == whole[name]
     losses = sum(part["rows"] * part["logloss"] for part in values["slices"].values() if part["rows"])
