@@ -23,6 +23,7 @@ from dlrm_scale.telemetry import StepClock
 from dlrm_scale.touched_rows import TouchedRows
 from dlrm_scale.train.best_checkpoint import BestKeeper
 from dlrm_scale.train.collapse import collapse_warning
+from dlrm_scale.train.deterministic import deterministic_algorithms
 from dlrm_scale.train.evaluate import evaluate_batches
 from dlrm_scale.train.feature_mapping import feature_mapping
 from dlrm_scale.train.finite_cause import FiniteCause, dataset_rows
@@ -58,12 +59,13 @@ def train_rank(request: RunRequest, stop: StopRequest) -> RunResult:
     config = request.config
     kind = device_kind(config)
     check_install(device=kind)
-    ranks = init_ranks(kind, config.train.collective_timeout_seconds)
-    try:
-        set_threads(config, ranks.local_ranks)
-        return _train(request, stop, ranks)
-    finally:
-        close_ranks()
+    with deterministic_algorithms(config.train.deterministic):
+        ranks = init_ranks(kind, config.train.collective_timeout_seconds)
+        try:
+            set_threads(config, ranks.local_ranks)
+            return _train(request, stop, ranks)
+        finally:
+            close_ranks()
 
 
 def _train(request: RunRequest, stop: StopRequest, ranks: Ranks) -> RunResult:
