@@ -8,7 +8,7 @@ a crash in between       the next start finds the record in the newest checkpoin
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -90,7 +90,8 @@ class BestKeeper:
     def __init__(self, metric: Literal["logloss", "auc", "none"], path: Path) -> None:
         self._metric = metric
         self._path = path
-        self._pending: BestCheckpoint | None = None
+        self._pending: list[BestCheckpoint] = []
+        """Improvements whose checkpoints aren't committed yet, each better than the one before."""
         self._committed = ""
         self.best: BestCheckpoint | None = None
         """Of committed checkpoints."""
@@ -130,27 +131,31 @@ class BestKeeper:
         if value is None:
             return False
         told = BestCheckpoint(metric=self._metric, value=value, rows=metrics.rows, step=step, manifest="")
-        if not told.beats(self.best):
+        if not told.beats(self._pending[-1] if self._pending else self.best):
             return False
-        self._pending = told
+        self._pending.append(told)
         return True
 
     def named(self, manifest: str) -> bool:
-        """Say which checkpoint the improvement is saved in; whether that is committed already."""
-        assert self._pending is not None
-        self._pending = BestCheckpoint(**{**asdict(self._pending), "manifest": manifest})
+        """Say which checkpoint the improvement is saved in; whether that is committed already.
+
+        Raises:
+            OSError: as `note`.
+        """
+        self._pending[-1] = replace(self._pending[-1], manifest=manifest)
         return self._settle()
 
     @property
     def record(self) -> dict[str, object] | None:
         """JSON-ready, for the next checkpoint: the best so far, one that isn't committed yet included."""
-        told = self._pending or self.best
+        told = self._pending[-1] if self._pending else self.best
         return None if told is None else told.as_dict()
 
     @property
     def pinned(self) -> set[str]:
-        """Manifests of checkpoints that must stay: the best one, and the one that is to follow it."""
-        return {told.manifest for told in (self.best, self._pending) if told is not None and told.manifest}
+        """Manifests of checkpoints that must stay: the best one, and those that are to follow it."""
+        known = [*self._pending, self.best]
+        return {told.manifest for told in known if told is not None and told.manifest}
 
     def note(self, outcome: SaveOutcome) -> bool:
         """Hear how a save ended; whether it made a new best.
@@ -160,16 +165,18 @@ class BestKeeper:
         """
         if outcome.committed:
             self._committed = outcome.manifest
-        elif self._pending is not None and self._pending.manifest == outcome.manifest:
-            self._pending = None
+        else:
+            self._pending = [told for told in self._pending if told.manifest != outcome.manifest]
         return self._settle()
 
     def _settle(self) -> bool:
-        told = self._pending
-        if told is None or not told.manifest or told.manifest != self._committed:
+        names = [told.manifest for told in self._pending]
+        if not self._committed or self._committed not in names:
             return False
-        self.best, self._pending = told, None
-        _write(self._path, told)
+        at = names.index(self._committed)
+        self.best = self._pending[at]
+        del self._pending[: at + 1]
+        _write(self._path, self.best)
         return True
 
 

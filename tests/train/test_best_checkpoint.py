@@ -156,8 +156,19 @@ def test_only_committed_improvements_count_and_undefined_values_never_do(tmp_pat
     assert keeper.pinned == {"manifests/b", "manifests/c"}
     assert keeper.note(_outcome("manifests/c"))
     assert keeper.pinned == {"manifests/c"}
+    # two on their way: the better one stays pending although the first is committed, and a worse one doesn't count
+    assert keeper.improved_by(_metrics(0.9, 0.8), 6)
+    keeper.named("manifests/d")
+    assert not keeper.improved_by(_metrics(0.9, 0.75), 7)
+    assert keeper.improved_by(_metrics(0.9, 0.85), 8)
+    keeper.named("manifests/e")
+    assert keeper.pinned == {"manifests/c", "manifests/d", "manifests/e"}
+    assert keeper.note(_outcome("manifests/d"))
+    assert keeper.pinned == {"manifests/d", "manifests/e"}
+    assert not keeper.note(_outcome("manifests/e", committed=False))
+    assert (keeper.pinned, keeper.best.value) == ({"manifests/d"}, 0.8)
     # another number of rows begins a new comparison
-    assert keeper.improved_by(_metrics(0.9, 0.1, rows=50), 6)
+    assert keeper.improved_by(_metrics(0.9, 0.1, rows=50), 9)
 
 
 def test_a_damaged_best_json_is_named_and_does_not_hold_up_a_resume(dataset: Path, tmp_path: Path) -> None:
