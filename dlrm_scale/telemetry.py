@@ -10,7 +10,7 @@ copy                hands the batch to the device
 input_all_to_all    exchanges ids: permutes and packs them, waits for the other ranks, unpacks
 lookup              reads and pools table rows; marks them as touched
 output_all_to_all   exchanges pooled vectors, in the same sense
-dense_forward       the rest of the forward pass
+dense_forward       the rest of the forward pass; with micro-batches the backward pass of their dense part too
 backward            the backward pass, with the gradients' all-to-all, the tables' fused update and the all-reduce of
                     dense gradients (a profiled step's trace has its parts)
 dense_optimizer     the optimizer of the dense part and of data-parallel tables, gradients dropped, rates set
