@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.model_parallel import DataParallelWrapper
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
@@ -18,11 +19,18 @@ from dlrm_scale.sharding.empty_shards import support_empty_shards
 from dlrm_scale.sharding.exchange_precision import exchange_codecs
 from dlrm_scale.sharding.gradient_sum import sum_in_rank_order
 from dlrm_scale.sharding.hosts import host_groups, ranks_per_host
+from dlrm_scale.sharding.memory_pages import keep_freed_memory, on_huge_pages
 from dlrm_scale.sharding.plan import check_agreement, check_equal_requests, layout_of, make_plan
 from dlrm_scale.sharding.plan_file import plan_rows
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.sharding.sharder import TableSharder
-from dlrm_scale.sharding.table_kernels import TableKernel, local_shards, sharded_collections, table_kernels
+from dlrm_scale.sharding.table_kernels import (
+    TableKernel,
+    host_memory_of,
+    local_shards,
+    sharded_collections,
+    table_kernels,
+)
 from dlrm_scale.sharding.third_party_logs import quiet_start_up
 from dlrm_scale.sharding.touched_lookups import mark_lookups, union_replicated
 from dlrm_scale.touched_rows import TouchedRows
@@ -245,6 +253,13 @@ class _NoRandomTables(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class _NoReplicas(DataParallelWrapper):
+    """With one rank there is nothing to average: DDP would copy gradients and multiply them by one."""
+
+    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
+        dmp._dmp_wrapped_module = dmp._dmp_wrapped_module.to(device)
+
+
 def _distribute(model: nn.Module, plan: ShardingPlan, sharder: TableSharder, ranks: Ranks) -> DistributedModelParallel:
     world = torch.distributed.group.WORLD
     assert world is not None
@@ -258,13 +273,19 @@ def _distribute(model: nn.Module, plan: ShardingPlan, sharder: TableSharder, ran
             plan=plan,
             sharders=[sharder],
             init_data_parallel=False,
+            data_parallel_wrapper=None if ranks.ranks > 1 else _NoReplicas(),
         )
     kernels = table_kernels(module.module, ranks.rank)
     support_empty_shards(kernels)
+    if ranks.device.type == "cpu":
+        keep_freed_memory()
     for kernel in kernels:
-        if not kernel.fused:  # the fused kernels begin with zeros
-            for weight in kernel.module.split_embedding_weights():
-                weight.detach().zero_()
+        if kernel.fused:  # these begin with zeros, weights and state
+            for memory in host_memory_of(kernel):
+                on_huge_pages(memory)
+            continue
+        for weight in kernel.module.split_embedding_weights():
+            weight.detach().zero_()
     module.init_data_parallel()
     return module
 

@@ -12,7 +12,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from dlrm_scale.layout import LocalShard, ShardLayout, ShardRegion
 
-__all__ = ["TableKernel", "local_shards", "sharded_collections", "table_kernels"]
+__all__ = ["TableKernel", "host_memory_of", "local_shards", "sharded_collections", "table_kernels"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +68,13 @@ def local_shards(
     wanted = layout.regions_of_rank(rank)
     assert set(wanted) == set(shards), f"plan and kernels differ: {set(wanted) ^ set(shards)}"
     return [shards[region] for region in wanted]
+
+
+def host_memory_of(kernel: TableKernel) -> list[torch.Tensor]:
+    """List the tensors that hold a fused kernel's tables and state in main memory: one each for all its shards."""
+    tables = kernel.module.emb_module
+    named = (getattr(tables, name, None) for name in ("weights_host", "momentum1_host", "momentum2_host"))
+    return [tensor.detach() for tensor in named if isinstance(tensor, torch.Tensor) and tensor.numel()]
 
 
 def _kernel_modules(lookup: nn.Module) -> nn.ModuleList:
