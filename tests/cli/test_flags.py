@@ -20,6 +20,7 @@ FLAGS = {
         "RUN INPUTS --out --step --split --vocabulary-from --delimiter --header --id-column --unlabeled --decimal-ids "
         "--multi-hot --pad-short-rows --column --max-bad-rows --jobs --memory-limit --nproc --set --force --json"
     ),
+    "diagnose": "CONFIG --set --nproc --steps --rounds --what-if --no-what-if --time-limit --json",
     "demo": "--out --rows --days --seed --nproc",
     "checkpoint": "",
     "checkpoint ls": "RUN --json",

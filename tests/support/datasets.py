@@ -23,6 +23,7 @@ def make_dataset(
     seed: int = 0,
     split: Mapping[str, Sequence[tuple[int, int]]] | None = None,
     multi_hot: Mapping[str, int] | None = None,
+    skew: int = 3,
 ) -> Dataset:
     """Write and open a dataset whose first dense feature holds the number of the row (see `row_numbers`).
 
@@ -35,6 +36,7 @@ def make_dataset(
         seed: of the features.
         split: ranges by split; all rows are training rows by default.
         multi_hot: columns with bags of 0 to that many ids, repeated ones among them.
+        skew: exponent of the ids' power law; 1 makes all ids equally frequent.
     """
     multi_hot = {} if multi_hot is None else multi_hot
     path.mkdir(parents=True, exist_ok=True)
@@ -48,11 +50,11 @@ def make_dataset(
         dense = random.random((len(INTEGER_COLUMNS), n), np.float32)
         dense[0] = numbers / ROWS_LIMIT
         # Power-law ids, as in click logs: row 0 is the hottest.
-        ids = np.stack([(t * random.random(n) ** 3).astype(np.int32) for t in tables])
+        ids = np.stack([(t * random.random(n) ** skew).astype(np.int32) for t in tables])
         bags = {}
         for name, largest in multi_hot.items():
             lengths = random.integers(0, largest + 1, n)
-            values = (tables[CATEGORY_COLUMNS.index(name)] * random.random(lengths.sum()) ** 3).astype(np.int32)
+            values = (tables[CATEGORY_COLUMNS.index(name)] * random.random(lengths.sum()) ** skew).astype(np.int32)
             bags[name] = Bags(values=values, offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
         score = np.zeros(n)
         for name, effect, column in zip(CATEGORY_COLUMNS, effects, ids, strict=True):

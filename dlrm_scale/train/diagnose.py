@@ -1,0 +1,390 @@
+"""Finding out what holds a training run back: rounds, a verdict, and trials of what might help.
+
+Nothing outlasts it: no run folder, no checkpoint, and the weights are thrown away.
+"""
+
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlrm_scale.config import Config
+from dlrm_scale.data.dataset import Dataset
+from dlrm_scale.data.loader import TrainLoader
+from dlrm_scale.errors import ConfigError, DlrmScaleError
+from dlrm_scale.host_cores import usable_cores
+from dlrm_scale.host_memory import host_memory
+from dlrm_scale.install import check_install
+from dlrm_scale.recipes import load_config
+from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
+from dlrm_scale.train.diagnose_data import Source, Storage, few_streams, window_steps
+from dlrm_scale.train.diagnose_measurements import Interval, Measurements, interval, paired_ratios
+from dlrm_scale.train.diagnose_rounds import Lengths, Rehearsal, Round, Rounds
+from dlrm_scale.train.diagnose_settings import (
+    Candidate,
+    Trial,
+    candidates,
+    is_better,
+    predicted_gain,
+    recommended,
+    with_setting,
+)
+from dlrm_scale.train.diagnose_verdict import Verdict, reach_verdict
+from dlrm_scale.train.run_folder import check_config
+from dlrm_scale.train.setup import device_kind, set_threads
+from dlrm_scale.train.stop import StopRequest
+from dlrm_scale.units import KIB
+
+__all__ = ["DiagnoseRequest", "Diagnosis", "diagnose", "diagnose_rank", "resolve_request"]
+
+_WARMUP_STEPS = 5
+_PAIRS = 3
+"""Pairs of rounds, with a setting and without it."""
+_DELAY_SHARE = 0.1
+_SOURCES: tuple[Source, ...] = ("synthetic", "warm", "cold")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiagnoseRequest:
+    """What a user asked for; the same on every rank.
+
+    Attributes:
+        config: complete and checked.
+        steps: timed steps of a round.
+        rounds: of each kind.
+        what_if: try settings that may help.
+        time_limit_seconds: no round is begun after it.
+    """
+
+    config: Config
+    steps: int
+    rounds: int
+    what_if: bool
+    time_limit_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What was found.
+
+    Attributes:
+        ranks: how many.
+        device: `cpu` or `cuda`.
+        steps: timed steps of a round.
+        rounds: of each kind that were run.
+        measurements: of the run as configured.
+        prep_stall: share of a step.
+        fetch_stall: share of a step.
+        exposed_communication: share of a step, or None.
+        verdict: what holds it back.
+        trials: of settings.
+        recommended: the setting that gained most, or None.
+        notes: what a reader must know.
+        seconds: all of it took.
+    """
+
+    ranks: int
+    device: str
+    steps: int
+    rounds: int
+    measurements: Measurements
+    prep_stall: Interval
+    fetch_stall: Interval
+    exposed_communication: float | None
+    verdict: Verdict
+    trials: list[Trial]
+    recommended: Trial | None
+    notes: list[str]
+    seconds: float
+
+
+def resolve_request(
+    source: str, overrides: Sequence[str], *, steps: int, rounds: int, what_if: bool, time_limit_seconds: float
+) -> DiagnoseRequest:
+    """Read the config as `train` would; a run's folder isn't needed and not looked at.
+
+    Raises:
+        ConfigError: no dataset is named, or a setting is wrong; PlanError: sharding that isn't allowed.
+    """
+    config = load_config(source, overrides)
+    if not config.data.path:
+        raise ConfigError("data.path is not set", remedy="add --set data.path=DATASET")
+    check_config(config)
+    return DiagnoseRequest(
+        config=config, steps=steps, rounds=rounds, what_if=what_if, time_limit_seconds=time_limit_seconds
+    )
+
+
+def diagnose_rank(request: DiagnoseRequest, stop: StopRequest) -> Diagnosis:
+    """Diagnose on this rank; called on every rank with the same request.
+
+    Raises:
+        DlrmScaleError: whatever a user can mend; a TrainingError with exit code 130 after a signal.
+    """
+    config = request.config
+    kind = device_kind(config)
+    check_install(device=kind)
+    ranks = init_ranks(kind, config.train.collective_timeout_seconds)
+    try:
+        dataset = Dataset.open(Path(config.data.path))
+        return diagnose(request, dataset, Storage(dataset), ranks, stop)
+    finally:
+        close_ranks()
+
+
+def diagnose(
+    request: DiagnoseRequest, dataset: Dataset, storage: Storage, ranks: Ranks, stop: StopRequest
+) -> Diagnosis:
+    """Measure, conclude, and try what might help; a collective.
+
+    Args:
+        request: the same on every rank.
+        dataset: of `data.path`.
+        storage: of its files.
+        ranks: the process group.
+        stop: set by a signal.
+
+    Raises:
+        DlrmScaleError: whatever a user can mend; a TrainingError with exit code 130 after a signal.
+    """
+    return _Session(request, dataset, storage, ranks, stop).run()
+
+
+class _Session:
+    def __init__(
+        self, request: DiagnoseRequest, dataset: Dataset, storage: Storage, ranks: Ranks, stop: StopRequest
+    ) -> None:
+        self._started = time.perf_counter()
+        self._request = request
+        self._config = request.config
+        self._dataset = dataset
+        self._ranks = ranks
+        self._rounds = Rounds(dataset, storage, ranks, stop)
+        self._notes: list[str] = []
+
+    def run(self) -> Diagnosis:
+        set_threads(self._config, self._ranks.local_ranks)
+        # refuses what `train` would: too many ranks, no rows, another dataset
+        plain = TrainLoader(self._dataset, self._config.data, rank=self._ranks.rank, ranks=self._ranks.ranks, epochs=1)
+        plain.close()
+        self._lengths = self._choose_lengths(plain.steps_per_epoch)
+        self._say("building the model")
+        rehearsal = Rehearsal(self._config, self._dataset, self._ranks)
+        self._notes += rehearsal.notes
+        self._rounds.train(rehearsal, self._config, "synthetic", self._lengths)
+        measurements = self._measure(rehearsal, plain.steps_per_epoch)
+        verdict = reach_verdict(measurements)
+        self._say(f"verdict: {verdict.bound}")
+        trials = self._try_settings(rehearsal, measurements, verdict) if self._request.what_if else []
+        return Diagnosis(
+            ranks=self._ranks.ranks,
+            device=self._ranks.device.type,
+            steps=self._lengths.steps,
+            rounds=len(measurements.cold_seconds),
+            measurements=measurements,
+            prep_stall=measurements.prep_stall,
+            fetch_stall=measurements.fetch_stall,
+            exposed_communication=measurements.exposed_communication,
+            verdict=verdict,
+            trials=trials,
+            recommended=recommended(trials),
+            notes=self._notes,
+            seconds=time.perf_counter() - self._started,
+        )
+
+    def _choose_lengths(self, steps_per_epoch: int) -> Lengths:
+        """A round covers whole windows, so that each reads as much as the others."""
+        cycle = window_steps(few_streams(self._config.data, self._ranks.ranks))
+        steps = self._request.steps
+        if cycle <= 2 * steps:
+            steps = -(-steps // cycle) * cycle
+        else:
+            self._note(
+                f"a window of data.window_rows = {self._config.data.window_rows} lasts {cycle} steps: rounds of "
+                f"{steps} steps rarely read one (use --steps {cycle} or more)"
+            )
+        lengths = Lengths(warmup_steps=_WARMUP_STEPS, steps=steps)
+        if lengths.all_steps > steps_per_epoch:
+            self._note(
+                f"an epoch has {steps_per_epoch} steps, a round {lengths.all_steps}: it reads rows again, from memory"
+            )
+        return lengths
+
+    def _measure(self, rehearsal: Rehearsal, steps_per_epoch: int) -> Measurements:
+        config, lengths, rounds = self._config, self._lengths, self._rounds
+        trained: dict[Source, list[Round]] = {source: [] for source in _SOURCES}
+        alone: dict[Source, list[Round]] = {"warm": [], "cold": []}
+        for number in range(self._request.rounds):
+            if number and not self._has_time():
+                self._note(f"the time limit left {number} of {self._request.rounds} rounds")
+                break
+            for source in _SOURCES if number % 2 == 0 else _SOURCES[::-1]:
+                if source in alone:
+                    alone[source].append(rounds.load(config, source, lengths))
+                trained[source].append(rounds.train(rehearsal, config, source, lengths))
+            told = ", ".join(f"{source} {1000 * trained[source][-1].seconds:.1f}" for source in _SOURCES)
+            self._say(f"round {number + 1} of {self._request.rounds}: ms a step: {told}")
+        cold_start = rounds.first_batch(config, "cold").seconds
+        warm_start = rounds.first_batch(config, "warm").seconds
+        shares = [r.still_cached_share for r in trained["cold"] if r.still_cached_share is not None]
+        if shares and max(shares) > 0.05:
+            self._note(
+                f"{max(shares):.0%} of the files stayed in memory although they were dropped (the file system ignores "
+                "it, or another process uses them): cold rounds were not cold"
+            )
+        delay_share = interval([r.delay_seconds / r.seconds for r in trained["synthetic"]]).median
+        if delay_share > _DELAY_SHARE:
+            self._note(
+                f"other programs, or more threads than cores, kept a rank from running for {delay_share:.0%} of the "
+                "time: shares are uncertain, repeat this on an idle host"
+            )
+        local_ranks = self._ranks.local_ranks
+        peaks = self._ranks.gather_objects(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB)
+        size_bytes = sum(part.size_bytes for part in self._dataset.manifest.parts)
+        on_cpu = self._ranks.device.type == "cpu"
+        memory_bytes = self._ranks.broadcast_object(host_memory().total_bytes)
+        assert isinstance(memory_bytes, int)
+        return Measurements(
+            rows_per_step=config.data.batch_size,
+            synthetic_seconds=_seconds(trained["synthetic"]),
+            warm_seconds=_seconds(trained["warm"]),
+            cold_seconds=_seconds(trained["cold"]),
+            synthetic_wait_seconds=_waits(trained["synthetic"]),
+            warm_wait_seconds=_waits(trained["warm"]),
+            cold_wait_seconds=_waits(trained["cold"]),
+            warm_loader_seconds=_seconds(alone["warm"]),
+            cold_loader_seconds=_seconds(alone["cold"]),
+            busy_seconds_per_rank=_medians([r.busy_seconds_per_rank for r in trained["synthetic"]]) if on_cpu else (),
+            collective_seconds_per_rank=_medians([r.collective_seconds_per_rank for r in trained["synthetic"]])
+            if on_cpu
+            else (),
+            delay_share=delay_share,
+            major_faults_per_step=interval([r.major_faults for r in trained["synthetic"]]).median,
+            peak_memory_bytes_per_rank=tuple(int(str(peak)) for peak in peaks),
+            host_memory_bytes=memory_bytes,
+            local_ranks=local_ranks,
+            epoch_start_seconds=(warm_start, cold_start),
+            steps_per_epoch=steps_per_epoch,
+            still_cached_share=max(shares) if shares else None,
+            dataset_bytes=size_bytes,
+            bytes_per_row=size_bytes / max(1, self._dataset.rows),
+        )
+
+    def _try_settings(self, rehearsal: Rehearsal, m: Measurements, verdict: Verdict) -> list[Trial]:
+        cores = max(1, usable_cores() // self._ranks.local_ranks)
+        found = candidates(
+            self._config,
+            verdict,
+            cores_per_rank=int(str(self._ranks.broadcast_object(cores))),
+            heaviest_table=self._heaviest_table(rehearsal, verdict.rank),
+        )
+        trials = []
+        for candidate in found:
+            if self._has_time():
+                trials.append(self._try(candidate, rehearsal, m, verdict))
+                self._say(f"tried {candidate.setting}")
+            else:
+                trials.append(_untried(candidate, "not tried: the time limit was reached"))
+        return trials
+
+    def _try(self, candidate: Candidate, base: Rehearsal, m: Measurements, verdict: Verdict) -> Trial:
+        source, lengths, rounds = candidate.source, self._lengths, self._rounds
+        changed = base
+        try:
+            config = with_setting(self._config, candidate)
+            check_config(config)
+            if candidate.rebuilds:
+                lacking = self._lacks_memory(base)
+                if lacking:
+                    return _untried(candidate, lacking)
+                changed = Rehearsal(config, self._dataset, self._ranks)
+        except DlrmScaleError as error:
+            return _untried(candidate, f"not tried: {error.message}")
+        loader_seconds = rounds.load(config, source, lengths).seconds if source != "synthetic" else None
+        predicted = predicted_gain(candidate, m, verdict, config=self._config, loader_seconds=loader_seconds)
+        rounds.train(changed, config, source, lengths)
+        without, with_it = [], []
+        for number in range(min(_PAIRS, self._request.rounds)):
+            for is_base in (True, False) if number % 2 == 0 else (False, True):
+                if is_base:
+                    without.append(self._paired(rounds.train(base, self._config, source, lengths), candidate))
+                else:
+                    with_it.append(self._paired(rounds.train(changed, config, source, lengths), candidate))
+        growth = config.data.batch_size / self._config.data.batch_size
+        measured = interval([growth * ratio for ratio in paired_ratios(without, with_it)])
+        return Trial(
+            setting=candidate.setting,
+            predicted=predicted,
+            measured=measured,
+            better=is_better(measured),
+            note=candidate.caution,
+        )
+
+    def _paired(self, measured: Round, candidate: Candidate) -> float:
+        # A plan has as many threads as another. Threads that a setting adds hinder each other, and that must count.
+        on_cpu = self._ranks.device.type == "cpu"
+        return measured.undisturbed_seconds if on_cpu and candidate.is_plan else measured.seconds
+
+    def _heaviest_table(self, rehearsal: Rehearsal, rank: int | None) -> str | None:
+        """Name the table with most lookups on a rank, if it lies there whole."""
+        if rank is None:
+            return None
+        lookups = self._rounds.lookups_per_table(self._config, self._lengths)
+        whole = [
+            table.spec
+            for table in rehearsal.sharded.layout.tables
+            if not table.replicated and [region.rank for region in table.regions] == [rank]
+        ]
+        if not whole:
+            return None
+        heaviest = max(whole, key=lambda spec: lookups[spec.name] * spec.dim).name
+        all_there = sum(lookups[spec.name] for spec in whole)
+        self._note(
+            f"of the lookups in tables that rank {rank} has alone, {heaviest} has "
+            f"{lookups[heaviest] / max(1, all_there):.0%}"
+        )
+        return heaviest
+
+    def _lacks_memory(self, base: Rehearsal) -> str:
+        """Say why there can't be a second model, on all ranks alike; "" if there can."""
+        needed = sum(s.weight.nbytes + sum(t.nbytes for t in s.state.values()) for s in base.sharded.local_shards)
+        if self._ranks.device.type == "cuda":
+            import torch
+
+            free = torch.cuda.mem_get_info(self._ranks.device)[0]
+        else:
+            free = host_memory().free_bytes // self._ranks.local_ranks
+        # a plan that is less even may put twice as much on a rank
+        lacking = any(self._ranks.gather_objects(2 * needed > free))
+        return "not tried: there is no memory for a second model" if lacking else ""
+
+    def _has_time(self) -> bool:
+        left = self._request.time_limit_seconds - (time.perf_counter() - self._started)
+        return bool(self._ranks.broadcast_object(left > 0))
+
+    def _note(self, text: str) -> None:
+        self._notes.append(text)
+
+    def _say(self, text: str) -> None:
+        if self._ranks.rank == 0:
+            sys.stderr.write(f"{time.perf_counter() - self._started:6.1f} s  {text}\n")
+            sys.stderr.flush()
+
+
+def _seconds(rounds: Sequence[Round]) -> tuple[float, ...]:
+    return tuple(r.seconds for r in rounds)
+
+
+def _waits(rounds: Sequence[Round]) -> tuple[float, ...]:
+    return tuple(r.wait_seconds for r in rounds)
+
+
+def _medians(rounds: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    """Median over rounds, by rank."""
+    return tuple(interval(values).median for values in zip(*rounds, strict=True))
+
+
+def _untried(candidate: Candidate, why: str) -> Trial:
+    return Trial(setting=candidate.setting, predicted=None, measured=None, better=False, note=why)
