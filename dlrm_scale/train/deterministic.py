@@ -10,6 +10,7 @@ block; nccl's sums repeat on the same GPUs and links.
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -24,12 +25,13 @@ def deterministic_algorithms(wanted: bool) -> Iterator[None]:
         return
     # cuBLAS reads it when its first handle is made; one of the two values that torch allows
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    switch: Any = torch.utils.deterministic  # its one setting is a property that torch's stubs don't have
+    before = torch.are_deterministic_algorithms_enabled(), switch.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
     # it would fill every new tensor with NaN, tables of many GiB among them; all that is read here is written before
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    switch.fill_uninitialized_memory = False
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0])
-        torch.utils.deterministic.fill_uninitialized_memory = before[1]  # type: ignore[attr-defined]
+        switch.fill_uninitialized_memory = before[1]
