@@ -33,7 +33,7 @@ def demo(
     """
     started = time.perf_counter()
     raw, dataset, runs = out / f"raw-{rows}-{days}-{seed}", out / f"dataset-{rows}-{days}-{seed}", out / "runs"
-    _command("generate", "synth", str(raw), "--rows", str(rows), "--days", str(days), "--seed", str(seed))
+    _command("generate", "synth", str(raw), "--rows", str(rows), "--days", str(days), "--seed", str(seed), "--force")
     days_files = [str(raw / f"day_{day}.tsv") for day in range(days)]
     _command("preprocess", "preprocess", *days_files, "--out", str(dataset))
     shutil.rmtree(runs, ignore_errors=True)

@@ -34,7 +34,9 @@ def synth(
         ),
     ] = None,
     gzip: Annotated[bool, typer.Option("--gzip", help="Write day_*.tsv.gz.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write into a non-empty folder of other making.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace other rows, or write beside files of other making.")
+    ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the summary as one line of JSON.")] = False,
 ) -> None:
     """Write Criteo-format rows whose attainable AUC and logloss are known.

@@ -34,7 +34,7 @@ from dlrm_scale.data.synthetic_model import planted_model
 from dlrm_scale.data.synthetic_parameters import CALIBRATION_SEED, SyntheticParameters, day_rows
 from dlrm_scale.data.synthetic_rows import RowSource, format_rows
 from dlrm_scale.data.synthetic_scores import TruthScores
-from dlrm_scale.errors import DataError
+from dlrm_scale.errors import ConfigError, DataError
 from dlrm_scale.schema import CATEGORY_COLUMNS
 from dlrm_scale.units import format_bytes
 
@@ -89,15 +89,15 @@ def generate(
 ) -> tuple[dict[str, Any], bool]:
     """Write the set into `folder`, or find that it is already there.
 
-    A folder that this function made is written anew when the parameters differ or a file's size is wrong; its old day
-    files are removed first, files of other making never. Memory doesn't grow with the rows: the whole process peaks
+    A set of the same parameters in which a file's size is wrong is written anew, one of other parameters only with
+    `force`; its old day files are removed first, files of other making never. Memory doesn't grow with the rows: the whole process peaks
     near 220 MB.
 
     Args:
         folder: made if absent.
         parameters: what to generate.
-        force: also write into a non-empty folder that this function didn't make, and over files of other making that
-            have the names of new day files; files of other names stay.
+        force: also replace a set of other parameters, write into a non-empty folder that this function didn't make, and
+            over files of other making that have the names of new day files; files of other names stay.
         on_rows: called with the number of rows just written.
         chunk_rows: rows drawn at a time, by default about 8 MB of text; doesn't change the text.
 
@@ -115,6 +115,11 @@ def generate(
     written = SyntheticFolder(folder)
     names = _day_files(parameters)
     check_folder(folder, names, made=_files_of(earlier), ours=earlier is not None or written.interrupted, force=force)
+    if earlier is not None and not force and earlier.get("parameters") != parameters.to_json():
+        raise ConfigError(
+            f"{folder} holds a set that was made with other arguments",
+            remedy="give another folder, or --force to replace it",
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _check_space(folder, parameters)

@@ -333,7 +333,7 @@ def test_a_second_run_writes_nothing(tmp_path: Path) -> None:
     assert sorted(before) == ["day_0.tsv", "day_1.tsv", "synthetic.json"]
 
 
-def test_a_cut_file_another_version_or_other_parameters_are_generated_anew(
+def test_a_cut_file_or_another_version_is_generated_anew_and_other_parameters_with_force(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parameters = SyntheticParameters(rows=300, days=2)
@@ -344,7 +344,11 @@ def test_a_cut_file_another_version_or_other_parameters_are_generated_anew(
     assert (tmp_path / "day_1.tsv").read_bytes() == whole
     monkeypatch.setattr(synthetic, "GENERATOR_VERSION", synthetic.GENERATOR_VERSION + 1)
     assert generate(tmp_path, parameters)[1]
-    assert generate(tmp_path, SyntheticParameters(rows=300, days=1, seed=2))[1]
+    other = SyntheticParameters(rows=300, days=1, seed=2)
+    with pytest.raises(ConfigError, match="holds a set that was made with other arguments"):
+        generate(tmp_path, other)
+    assert (tmp_path / "day_1.tsv").read_bytes() == whole
+    assert generate(tmp_path, other, force=True)[1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["day_0.tsv", "synthetic.json"]
 
 
@@ -413,7 +417,7 @@ def test_files_of_other_making_are_written_over_by_force_alone(tmp_path: Path, a
         _interrupt(tmp_path, more, after_rows=150, force=True)
     else:
         generate(tmp_path, few, force=True)
-    with pytest.raises(ConfigError, match=r"day_2\.tsv wasn't made by synth(.|\n)*--force"):
+    with pytest.raises(ConfigError, match=r"(day_2\.tsv wasn't made by synth|other arguments)(.|\n)*--force"):
         generate(tmp_path, more)
     assert (tmp_path / "day_2.tsv").read_text() == "mine"
     generate(tmp_path, few)
