@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-__all__ = ["PlainDlrm"]
+__all__ = ["PlainDlrm", "mlp"]
 
 
 class PlainDlrm(nn.Module):
@@ -34,8 +34,8 @@ class PlainDlrm(nn.Module):
             for rows in table_rows.values()
         )
         vectors = len(table_rows) + 1
-        self.bottom = _mlp(num_dense, dense_layers, relu_on_last=True)
-        self.top = _mlp(dim + vectors * (vectors - 1) // 2, over_layers, relu_on_last=False)
+        self.bottom = mlp(num_dense, dense_layers, relu_on_last=True)
+        self.top = mlp(dim + vectors * (vectors - 1) // 2, over_layers, relu_on_last=False)
         self.register_buffer("pairs", torch.triu_indices(vectors, vectors, offset=1))
 
     def forward(self, dense: torch.Tensor, ids: Sequence[torch.Tensor], offsets: torch.Tensor) -> torch.Tensor:
@@ -57,7 +57,8 @@ class PlainDlrm(nn.Module):
         return self.top(crossed).squeeze(1)
 
 
-def _mlp(inputs: int, sizes: Sequence[int], *, relu_on_last: bool) -> nn.Sequential:
+def mlp(inputs: int, sizes: Sequence[int], *, relu_on_last: bool) -> nn.Sequential:
+    """Stack linear layers with ReLU between them."""
     layers: list[nn.Module] = []
     for size in sizes:
         layers += [nn.Linear(inputs, size), nn.ReLU()]
