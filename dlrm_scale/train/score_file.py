@@ -10,6 +10,7 @@ probability  float32  1 / (1 + exp(-logit))
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -142,7 +143,11 @@ class ScoreWriter:
                 self._file.flush()
                 os.fsync(self._file.fileno())
         finally:
-            self._file.close()
+            # a writer that is left open complains when it is collected
+            with suppress(OSError, ValueError, pa.ArrowException):
+                self._writer.close()
+            with suppress(OSError):
+                self._file.close()
 
     def write(self, logits: NDArray[np.float32], labels: NDArray[np.uint8]) -> None:
         """Append the next rows: logits `[N]` float32, labels `[N]` uint8 (left out where there are none)."""

@@ -1,5 +1,8 @@
 """Rows are written in the order of the input whatever the ranks, batches and pieces."""
 
+import errno
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -7,12 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from dlrm_scale.data.dataset import Dataset
+from dlrm_scale.errors import DatasetError, TrainingError
 from dlrm_scale.recipes import load_config
 from dlrm_scale.train import predict_run
 from dlrm_scale.train.evaluate import ScoredRows
 from dlrm_scale.train.predict_input import dataset_sources
 from dlrm_scale.train.predict_run import PredictRequest, PredictResult, predict_rank, scored_ranges
-from dlrm_scale.train.score_file import RowPlaces, SourceLines
+from dlrm_scale.train.score_file import RowPlaces, ScoreWriter, SourceLines
 from dlrm_scale.train.stop import StopRequest
 from tests.support.datasets import make_dataset
 from tests.support.rank_runner import run_ranks
@@ -28,8 +32,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def _predict(folder: str, file: str, split: str, batch_size: int) -> PredictResult:
+def _predict(folder: str, file: str, split: str, batch_size: int, told: int | None = None) -> PredictResult:
     predict_run._ROWS_AT_ONCE = 50
+    stop = StopRequest()
+    if told == int(os.environ["RANK"]):
+        stop.handle(signal.SIGTERM)
     root = Path(folder)
     dataset = Dataset.open(root / "dataset")
     request = PredictRequest(
@@ -42,7 +49,19 @@ def _predict(folder: str, file: str, split: str, batch_size: int) -> PredictResu
         file=file,
         format="parquet",
     )
-    return predict_rank(request, StopRequest())
+    return predict_rank(request, stop)
+
+
+def _predict_on_a_full_disk(folder: str, file: str) -> None:
+    def full(self: ScoreWriter, logits: np.ndarray, labels: np.ndarray) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write = ScoreWriter.write
+    ScoreWriter.write = full
+    try:
+        _predict(folder, file, "all", 30)
+    finally:
+        ScoreWriter.write = write
 
 
 def test_one_two_and_three_ranks_write_the_same_rows(folder: Path, tmp_path: Path) -> None:
@@ -74,6 +93,16 @@ def test_a_split_of_several_ranges_keeps_the_rows_numbers(folder: Path, tmp_path
     assert part.column("line").to_pylist() == whole.column("line").to_pylist()
     assert part.column("label").to_pylist() == whole.column("label").to_pylist()
     np.testing.assert_allclose(part.column("logit"), whole.column("logit"), atol=1e-6)
+
+
+def test_a_signal_to_one_rank_ends_the_scoring_on_all(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="stopped by"):
+        run_ranks(2, _predict, str(folder), str(tmp_path / "scores"), "all", 30, told=1)
+
+
+def test_a_full_disk_is_told_as_such(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=r"the scores can't be written: .*No space left on device"):
+        run_ranks(2, _predict_on_a_full_disk, str(folder), str(tmp_path / "scores"))
 
 
 def test_rows_by_rank_and_batch_become_rows_by_batch() -> None:
