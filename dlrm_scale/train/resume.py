@@ -148,5 +148,12 @@ def restore_run(
         chain=chain,
         rows_consumed=restored.rows_consumed,
         same_ranks=restored.rank_state is not None,
-        notes=[f"skipped a newer checkpoint, {reason}" for reason in chain.skipped],
+        notes=[f"skipped a newer checkpoint, {reason}" for reason in chain.skipped]
+        + _precision_notes(restored.extra.get("precision", "fp32"), config.train.precision),
     )
+
+
+def _precision_notes(trained: str, now: str) -> list[str]:
+    if trained == now:
+        return []
+    return [f"the checkpoint was trained with train.precision = {trained!r}; from here on the dense part runs in {now}"]

@@ -28,6 +28,7 @@ from dlrm_scale.models.tables import check_model
 from dlrm_scale.recipes import load_config, read_overrides, write_config
 from dlrm_scale.recipes.load import differing
 from dlrm_scale.sharding.rules import check_sharding
+from dlrm_scale.train.setup import check_tf32
 
 __all__ = ["RunFolder", "RunRequest", "check_config", "resolve_run"]
 
@@ -252,6 +253,7 @@ def check_config(config: Config) -> None:
     check_model(config.model)
     check_streams(config.data)
     check_sharding(config)
+    check_tf32(config, config.train.device)
 
 
 def _continue(

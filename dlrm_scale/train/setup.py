@@ -1,8 +1,10 @@
 """From a config to a sharded model on this process's rank: what training and evaluation share."""
 
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -28,6 +30,7 @@ __all__ = [
     "compile_layers",
     "device_kind",
     "pipeline_kind",
+    "precision_notes",
     "set_threads",
 ]
 
@@ -109,6 +112,20 @@ def build_on_ranks(
     model = build_model(config.model, tables, train=config.train)
     sharded = shard_model(model, tables, config, ranks, before_allocation)
     return ModelOnRanks(sharded=sharded, tables=tables)
+
+
+def precision_notes(config: Config, device: torch.device) -> list[str]:
+    """Warn of bf16 on an x86 CPU without instructions for it: a product of matrices then takes five times as long."""
+    if config.train.precision != "bf16" or device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
+        return []
+    flags = Path("/proc/cpuinfo")
+    known = flags.read_text() if flags.is_file() else "avx512_bf16"
+    if "avx512_bf16" in known or "amx_bf16" in known:
+        return []
+    return [
+        'warning: train.precision = "bf16": this CPU has neither AVX512-BF16 nor AMX, so the dense part is slower than '
+        "in fp32"
+    ]
 
 
 def compile_layers(model: ModelOnRanks, config: Config, ranks: Ranks) -> list[str]:

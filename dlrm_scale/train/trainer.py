@@ -40,7 +40,15 @@ from dlrm_scale.train.run_folder import RunFolder, RunRequest
 from dlrm_scale.train.run_result import RunResult, make_result
 from dlrm_scale.train.schedule import multiplier
 from dlrm_scale.train.score_ranking import auc_kind
-from dlrm_scale.train.setup import ModelOnRanks, build_on_ranks, device_kind, pipeline_kind, set_threads
+from dlrm_scale.train.setup import (
+    ModelOnRanks,
+    build_on_ranks,
+    compile_layers,
+    device_kind,
+    pipeline_kind,
+    precision_notes,
+    set_threads,
+)
 from dlrm_scale.train.stop import StopRequest
 
 __all__ = ["train_rank"]
@@ -116,6 +124,7 @@ def _train_on(
     sharded = model.sharded
     notes = [f"changed by --set: {path} from {before} to {after}" for path, before, after in request.changes]
     notes += memory.warnings
+    notes += [*precision_notes(config, ranks.device), *compile_layers(model, config, ranks)]
     resumed = _fill(model, chain, continues, dataset, request, ranks, notes)
     start_step = resumed.step if resumed else 0
     assert loader.start_step == start_step
@@ -178,7 +187,7 @@ def _train_on(
         start_step=start_step,
         rows_before=(resumed.rows_consumed or 0) if resumed else 0,
         cursor=resumed.cursor if resumed else None,
-        record={"feature_mapping": feature_mapping(dataset)},
+        record={"feature_mapping": feature_mapping(dataset), "precision": config.train.precision},
         best=best,
         saved_as=resumed.chain.tip.name if resumed else "",
     )
