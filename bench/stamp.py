@@ -22,6 +22,7 @@ def stamp() -> dict[str, object]:
         "python": platform.python_version(),
         "packages": {name: v for name in _PACKAGES if (v := _version(name))},
         "processor": _processor(),
+        "bf16_instructions": _bf16_instructions(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "load_average": [round(x, 2) for x in os.getloadavg()],
     }
@@ -53,3 +54,12 @@ def _processor() -> str:
     except OSError:
         return platform.processor()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _bf16_instructions() -> list[str]:
+    """Which of the instructions that make bf16 fast this processor has; without them it is emulated, and slow."""
+    try:
+        words = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return []
+    return sorted(words & {"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
