@@ -6,6 +6,7 @@ import torch
 from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.mlp import Perceptron
 
 from dlrm_scale.config import ModelConfig, TrainConfig
 from dlrm_scale.models.cross_network import CrossNetwork
@@ -61,6 +62,9 @@ def build_model(
         dlrm = _dlrm(config, collection, num_dense)
     if config.kind == "dlrm":
         dlrm.inter_arch = DotInteraction(len(tables))
+    for layer in dlrm.modules():
+        if isinstance(layer, Perceptron) and layer._activation_fn is torch.relu:
+            layer._activation_fn = torch.relu_  # the same values without another [B, size] a layer and step
     train = train or TrainConfig()
     model = TrainingModel(dlrm, precision=train.precision, micro_batches=train.micro_batches)
     fill_initial_dense(model, config.seed, skip=collection)

@@ -28,7 +28,7 @@ from dlrm_scale.models.tables import check_model
 from dlrm_scale.recipes import load_config, read_overrides, write_config
 from dlrm_scale.recipes.load import differing
 from dlrm_scale.sharding.rules import check_sharding
-from dlrm_scale.train.setup import check_tf32
+from dlrm_scale.train.tf32 import check_tf32
 
 __all__ = ["RunFolder", "RunRequest", "check_config", "resolve_run"]
 

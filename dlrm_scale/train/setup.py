@@ -11,7 +11,6 @@ import torch
 
 from dlrm_scale.config import Config
 from dlrm_scale.data.dataset import Dataset
-from dlrm_scale.errors import ConfigError
 from dlrm_scale.host_cores import usable_cores
 from dlrm_scale.layout import ShardLayout
 from dlrm_scale.models.build import build_model
@@ -22,11 +21,11 @@ from dlrm_scale.models.tables import table_specs
 from dlrm_scale.schema import TableSpec
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.sharding.shard import ShardedModel, shard_model
+from dlrm_scale.train.tf32 import check_tf32
 
 __all__ = [
     "ModelOnRanks",
     "build_on_ranks",
-    "check_tf32",
     "compile_layers",
     "device_kind",
     "pipeline_kind",
@@ -71,19 +70,6 @@ def pipeline_kind(config: Config, device: torch.device) -> Literal["plain", "spa
 def set_threads(config: Config, local_ranks: int) -> None:
     """Share this host's cores among its ranks."""
     torch.set_num_threads(config.train.threads_per_rank or max(1, usable_cores() // local_ranks))
-
-
-def check_tf32(config: Config, device_type: str) -> None:
-    """Refuse TF32 where there is none.
-
-    Raises:
-        ConfigError: `train.tf32` on CPU.
-    """
-    if config.train.tf32 and device_type == "cpu":
-        raise ConfigError(
-            "train.tf32 = true: TF32 is a format of CUDA devices, and this run is on CPU",
-            remedy='leave it out, or set train.precision = "bf16" for a faster dense part',
-        )
 
 
 def build_on_ranks(

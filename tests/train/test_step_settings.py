@@ -12,6 +12,7 @@ from dlrm_scale.train import setup
 from dlrm_scale.train.report import RunReport
 from dlrm_scale.train.run_folder import resolve_run
 from dlrm_scale.train.stop import StopRequest
+from dlrm_scale.train.tf32 import check_tf32
 from dlrm_scale.train.trainer import train_rank
 from tests.support.datasets import make_dataset
 from tests.support.rank_runner import run_ranks
@@ -111,8 +112,8 @@ def test_tf32_on_cpu_is_refused_with_the_reason(dataset: Path, tmp_path: Path) -
     with pytest.raises(ConfigError, match=r"train\.tf32 = true: TF32 is a format of CUDA devices"):
         resolve_run("sample", settings)
     with pytest.raises(ConfigError, match="TF32"):
-        setup.check_tf32(Config.model_validate({"train": {"tf32": True}}), "cpu")
-    setup.check_tf32(Config.model_validate({"train": {"tf32": True}}), "cuda")
+        check_tf32(Config.model_validate({"train": {"tf32": True}}), "cpu")
+    check_tf32(Config.model_validate({"train": {"tf32": True}}), "cuda")
 
 
 def test_a_cpu_without_bf16_instructions_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
