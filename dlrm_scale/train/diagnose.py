@@ -42,7 +42,10 @@ __all__ = ["DiagnoseRequest", "Diagnosis", "diagnose", "diagnose_rank", "resolve
 _WARMUP_STEPS = 5
 _PAIRS = 3
 """Pairs of rounds, with a setting and without it."""
+_HOPELESS = 0.8
+"""A setting that is this much slower in a pair of rounds isn't measured again."""
 _DELAY_SHARE = 0.1
+"""Of a step: with more disturbance the reader is warned."""
 _SOURCES: tuple[Source, ...] = ("synthetic", "warm", "cold")
 
 
@@ -304,15 +307,17 @@ class _Session:
             return _untried(candidate, f"not tried: {error.message}")
         loader_seconds = rounds.load(config, source, lengths).seconds if source != "synthetic" else None
         predicted = predicted_gain(candidate, m, verdict, config=self._config, loader_seconds=loader_seconds)
-        rounds.train(changed, config, source, lengths)
-        without, with_it = [], []
+        growth = config.data.batch_size / self._config.data.batch_size
+        without: list[float] = []
+        with_it: list[float] = []
         for number in range(min(_PAIRS, self._request.rounds)):
             for is_base in (True, False) if number % 2 == 0 else (False, True):
                 if is_base:
                     without.append(self._paired(rounds.train(base, self._config, source, lengths), candidate))
                 else:
                     with_it.append(self._paired(rounds.train(changed, config, source, lengths), candidate))
-        growth = config.data.batch_size / self._config.data.batch_size
+            if growth * without[-1] / with_it[-1] < _HOPELESS:
+                break
         measured = interval([growth * ratio for ratio in paired_ratios(without, with_it)])
         return Trial(
             setting=candidate.setting,

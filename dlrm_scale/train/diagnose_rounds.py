@@ -2,7 +2,7 @@
 
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -56,7 +56,7 @@ class Round:
         seconds: of the slowest rank.
         busy_seconds_per_rank: CPU time of the main thread.
         collective_seconds_per_rank: in exchanges of ids and vectors, and in the backward pass without using CPU time;
-            less the time in which other programs had the core.
+            less the time in which other programs had a rank's core: they hold up every rank.
         delay_seconds: longest time for which a main thread could have run and had no core.
         wait_seconds: longest wait for batches.
         major_faults: most of any rank.
@@ -333,6 +333,14 @@ class Rounds:
     def _synchronize(self) -> None:
         if self._ranks.device.type == "cuda":
             torch.cuda.synchronize(self._ranks.device)
+
+
+def _undisturbed_collectives(ranks: Sequence[_OnRank], steps: int) -> tuple[float, ...]:
+    delays = [r.delay_seconds for r in ranks]
+    others = [max((d for o, d in enumerate(delays) if o != rank), default=0.0) for rank in range(len(ranks))]
+    return tuple(
+        max(0.0, r.collective_seconds - r.delay_seconds - other) / steps for r, other in zip(ranks, others, strict=True)
+    )
 
 
 def _delay_seconds() -> float:

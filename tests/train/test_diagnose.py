@@ -26,7 +26,7 @@ from tests.support.datasets import make_dataset
 from tests.support.rank_runner import run_ranks
 
 _BATCH = 256
-_WINDOW = 1024
+_PART_ROWS = 1024
 _STEP_SECONDS = 0.040
 _SETTINGS = [
     "model.dim=16",
@@ -35,16 +35,16 @@ _SETTINGS = [
     "train.device=cpu",
     "train.threads_per_rank=1",
     f"data.batch_size={_BATCH}",
-    f"data.window_rows={_WINDOW}",
+    f"data.window_rows={2 * _PART_ROWS}",
     "data.streams=2",
 ]
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Record batches of a window each, more of them than the loader keeps decoded."""
+    """Two record batches a window, more of them than the loader keeps decoded."""
     path = tmp_path_factory.mktemp("data") / "dataset"
-    make_dataset(path, [_WINDOW] * 24)
+    make_dataset(path, [_PART_ROWS] * 24)
     return path
 
 
@@ -61,7 +61,8 @@ class _SlowStorage(Storage):
 
     def begin(self, source: Source) -> float | None:
         assert isinstance(self.dataset, _SlowDataset)
-        self.dataset.read_seconds = 3.2 * _STEP_SECONDS if source == "cold" else 0.0
+        # a window is read every 8 steps: 4.8 are beyond what 1 batch ahead hides, and within what 4 do
+        self.dataset.read_seconds = 2.4 * _STEP_SECONDS if source == "cold" else 0.0
         return super().begin(source)
 
 
@@ -152,7 +153,7 @@ def test_a_slow_parser_is_named_and_larger_batches_make_up_for_it(dataset: Path)
 def test_an_imbalanced_plan_is_named_with_the_rank_and_the_table_to_split(tmp_path: Path) -> None:
     # 600 lookups a row in a table that one rank has alone
     tables = [20_000, *[100] * 25]
-    make_dataset(tmp_path / "data", [_WINDOW] * 8, table_rows=tables, multi_hot={"C1": 1200}, skew=1)
+    make_dataset(tmp_path / "data", [_PART_ROWS] * 8, table_rows=tables, multi_hot={"C1": 1200}, skew=1)
     found, _ = run_ranks(2, _uneven, str(tmp_path / "data"))
     assert found.verdict.bound == "imbalanced plan", describe_diagnosis(found)
     assert found.verdict.rank == 0
