@@ -1,7 +1,7 @@
 """Telling a model that has learned nothing, or has lost what it learned, from one that works.
 
 Three signs, each only where chance can't explain it: predictions that are all but equal, an AUC of 0.5, and a logloss
-that always predicting the base rate would reach too. A learning rate taken from another batch size is the usual cause.
+above that of always predicting the base rate. A learning rate taken from another batch size is the usual cause.
 """
 
 import math
@@ -25,11 +25,13 @@ def collapse_warning(metrics: Mapping[str, object]) -> str | None:
     Args:
         metrics: `ClickMetrics.as_dict()`; undefined values are passed over.
     """
-    signs = [sign for sign in (_constant(metrics), _by_chance(metrics), _no_better(metrics)) if sign]
-    if not signs:
+    signs = [sign for sign in (_constant(metrics), _by_chance(metrics)) if sign]
+    worse = _worse_than_base(metrics)
+    if not signs and worse is None:
         return None
+    what = "the model may have collapsed" if signs else "the model does worse than none"
     return (
-        f"the model may have collapsed: {'; '.join(signs)}; try a tenth of both learning rates "
+        f"{what}: {'; '.join([*signs, *([worse] if worse else [])])}; try a tenth of both learning rates "
         "(dense_optimizer.learning_rate, sparse_optimizer.learning_rate) or a warm-up (schedule.warmup_steps)"
     )
 
@@ -58,13 +60,19 @@ def _by_chance(metrics: Mapping[str, object]) -> str | None:
     return f"its AUC of {auc:.4f} is that of chance (0.5, standard error {error:.4f})"
 
 
-def _no_better(metrics: Mapping[str, object]) -> str | None:
+def _worse_than_base(metrics: Mapping[str, object]) -> str | None:
     logloss, base = metrics.get("logloss"), metrics.get("base_rate_logloss")
-    if not isinstance(logloss, float) or not isinstance(base, float) or min(_classes(metrics)) < _FEWEST_OF_A_CLASS:
+    deviation, (positives, negatives) = metrics.get("prediction_deviation"), _classes(metrics)
+    if not isinstance(logloss, float) or not isinstance(base, float) or not isinstance(deviation, float):
         return None
-    if logloss < base:
+    if min(positives, negatives) < _FEWEST_OF_A_CLASS:
         return None
-    return f"its logloss of {logloss:.4f} is no better than the {base:.4f} of always predicting the base rate"
+    # Near the base rate r a prediction that is off by d changes a row's loss by d / sqrt(r (1 - r)) in the mean square.
+    rows = positives + negatives
+    error = deviation / math.sqrt(positives / rows * negatives / rows) / math.sqrt(rows)
+    if logloss <= base + 3 * error:
+        return None
+    return f"its logloss of {logloss:.4f} is above the {base:.4f} of always predicting the base rate"
 
 
 def _classes(metrics: Mapping[str, object]) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.train.process_memory import resident_bytes
 from dlrm_scale.units import MIB
 
-__all__ = ["MemoryEstimate", "MemoryItem", "estimate_memory"]
+__all__ = ["MemoryEstimate", "MemoryItem", "estimate_dense", "estimate_memory"]
 
 _DENSE_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
 _VECTOR_COPIES = 3
@@ -65,12 +65,14 @@ class MemoryEstimate:
         items: what is still to be allocated.
         held_bytes: main memory that the process has already, libraries included.
         largest_table: the table with most bytes here, or "".
+        largest_table_type: its sharding type.
     """
 
     rank: int
     items: tuple[MemoryItem, ...]
     held_bytes: int
     largest_table: str = ""
+    largest_table_type: str = ""
 
     @property
     def host_bytes(self) -> int:
@@ -142,7 +144,22 @@ def estimate_memory(
         ),
         held_bytes=resident_bytes(),
         largest_table=tables.largest_table,
+        largest_table_type=layout.table(tables.largest_table).sharding_type if tables.largest_table else "",
     )
+
+
+def estimate_dense(config: Config, tables: int, ranks: Ranks) -> MemoryEstimate:
+    """Predict what the dense part alone takes: it is built, in main memory, before there is a plan.
+
+    Args:
+        config: the whole run's.
+        tables: number of tables.
+        ranks: the process group.
+    """
+    copies = 3 + _DENSE_STATES[config.dense_optimizer.kind] if ranks.device.type == "cpu" else 1
+    size_bytes = 4 * dense_sizes(config.model, tables).parameters * copies
+    item = MemoryItem(name="dense parameters, gradients and state", size_bytes=size_bytes)
+    return MemoryEstimate(rank=ranks.rank, items=(item,), held_bytes=resident_bytes())
 
 
 def _pooling(dataset: Dataset) -> list[float]:

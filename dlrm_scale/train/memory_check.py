@@ -13,7 +13,7 @@ from dlrm_scale.errors import PlanError
 from dlrm_scale.host_memory import host_memory
 from dlrm_scale.layout import ShardLayout
 from dlrm_scale.sharding.ranks import Ranks
-from dlrm_scale.train.memory import MemoryEstimate, estimate_memory
+from dlrm_scale.train.memory import MemoryEstimate, estimate_dense, estimate_memory
 from dlrm_scale.units import format_bytes
 
 __all__ = ["MemoryCheck", "RankMemory", "check_memory", "describe_memory"]
@@ -37,7 +37,7 @@ class RankMemory:
 
 
 class MemoryCheck:
-    """Estimates and checks once the plan is known.
+    """Estimates and checks: the dense part before it is built, everything once the plan is known.
 
     Args:
         config: the whole run's.
@@ -53,6 +53,11 @@ class MemoryCheck:
     def __init__(self, config: Config, dataset: Dataset, loader: TrainLoader, ranks: Ranks) -> None:
         self._config, self._dataset, self._loader, self._ranks = config, dataset, loader, ranks
         self.warnings: list[str] = []
+
+    def check_dense(self) -> None:
+        """Before the model is built: see `check_memory`, for its dense part alone. A collective."""
+        estimate = estimate_dense(self._config, len(self._dataset.table_rows), self._ranks)
+        check_memory(estimate, self._ranks, self._config.train.memory_check)
 
     def check(self, layout: ShardLayout) -> None:
         """See `check_memory`. A collective."""
@@ -132,10 +137,10 @@ def _remedy(estimate: MemoryEstimate) -> str:
         return "use a smaller data.batch_size, data.prefetch_batches or more train.micro_batches"
     if "dense" in largest:
         return "use smaller layers (model.dense_layers, model.over_layers)"
-    return (
-        "use more hosts, a smaller model.dim, or fewer rows in the tables (preprocess with --max-rows or a higher "
-        f'threshold), or divide the largest table evenly with sharding.tables.{table} = "row_wise"'
-    )
+    smaller = "use more hosts, a smaller model.dim, or fewer rows in the tables (preprocess with --max-rows)"
+    if estimate.largest_table_type != "table_wise":
+        return smaller
+    return f'{smaller}, or divide the largest table evenly with sharding.tables.{table} = "row_wise"'
 
 
 def _items(estimate: MemoryEstimate) -> str:

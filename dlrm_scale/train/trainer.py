@@ -114,6 +114,7 @@ def _train_on(
 ) -> RunResult:
     config, folder = request.config, request.folder
     memory = MemoryCheck(config, dataset, loader, ranks)
+    memory.check_dense()
 
     def before_allocation(layout: ShardLayout) -> None:
         memory.check(layout)
@@ -123,7 +124,7 @@ def _train_on(
     model = build_on_ranks(config, dataset, ranks, before_allocation)
     sharded = model.sharded
     notes = [f"changed by --set: {path} from {before} to {after}" for path, before, after in request.changes]
-    notes += memory.warnings
+    notes += [f"warning: {warning}" for warning in memory.warnings]
     notes += [*precision_notes(config, ranks.device), *compile_layers(model, config, ranks)]
     resumed = _fill(model, chain, continues, dataset, request, ranks, notes)
     start_step = resumed.step if resumed else 0

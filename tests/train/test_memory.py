@@ -94,8 +94,17 @@ def test_a_run_that_can_not_fit_is_refused_before_anything_is_allocated(dataset:
     for rank in (0, 1):
         assert f"rank {rank}: 18" in text  # half of 1.5 M x 65,536 floats is 183 GiB
     assert "tables 183." in text
-    assert 'sharding.tables.C1 = "row_wise"' in text
+    assert "smaller model.dim" in text
+    assert "divide the largest table" not in text
     assert not run.exists()
+
+
+def test_layers_that_can_not_fit_are_refused_before_they_are_built(dataset: Path, tmp_path: Path) -> None:
+    settings = ["model.dense_layers=[2000000, 2000000, 16]"]
+    with pytest.raises(PlanError, match=r"dense parameters, gradients and state .* GiB") as error:
+        run_ranks(1, _train, str(tmp_path / "run"), str(dataset), settings)
+    assert "use smaller layers" in str(error.value)
+    assert not (tmp_path / "run").exists()
 
 
 def test_memory_that_is_short_is_only_warned_of_if_asked_for(dataset: Path, tmp_path: Path) -> None:
@@ -129,7 +138,7 @@ def _rank(rank: int, host: int, free: int, device: int = 0, device_free: int | N
         MemoryItem(name="tables", size_bytes=host),
         MemoryItem(name="activations", size_bytes=device, on_device=True),
     )
-    estimate = MemoryEstimate(rank=rank, items=items, held_bytes=5, largest_table="C3")
+    estimate = MemoryEstimate(rank=rank, items=items, held_bytes=5, largest_table="C3", largest_table_type="table_wise")
     return RankMemory(estimate=estimate, host_free_bytes=free, device_free_bytes=device_free)
 
 
@@ -147,6 +156,7 @@ def test_ranks_of_one_host_share_its_memory() -> None:
     with pytest.raises(PlanError, match="the host of ranks 2 to 3") as error:
         _check(views, local_ranks=2)
     assert "rank 3: 7.0 GiB: tables 7.0 GiB" in str(error.value)
+    assert 'sharding.tables.C3 = "row_wise"' in str(error.value)
     assert "rank 0:" not in str(error.value)
     assert len(_check(views, 2, "warn")) == 1
 
