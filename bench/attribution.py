@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import stamp
 import torch
-from torch import nn
+from hooks import Hooks, hooks_of, set_hooks
 from torch.utils.tensorboard import SummaryWriter
 
 from dlrm_scale.batch import Batch, make_batch
@@ -33,7 +33,6 @@ from dlrm_scale.telemetry import StepClock
 from dlrm_scale.train.attribution import IntervalWindow
 
 _LOOP_INTERVALS = ("dense_optimizer", "logging", "agreement", "checkpoint")
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 
 
 class NoClock(StepClock):
@@ -52,10 +51,10 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     sharded = _sharded(options)
     batches = _batches(options)
-    bare = _hooks(sharded.module)
+    bare = hooks_of(sharded.module)
     clock = StepClock()
     mark_phases(sharded, clock)
-    marked = _hooks(sharded.module)
+    marked = hooks_of(sharded.module)
     sides = {
         "without": (_step(sharded, batches, NoClock()), bare),
         "with": (_step(sharded, batches, clock), marked),
@@ -142,28 +141,13 @@ def _log(clock: StepClock, window: IntervalWindow, board: SummaryWriter, number:
             board.add_scalar(f"train/interval_seconds/{name}", value, number)
 
 
-Hooks = dict[nn.Module, dict[str, dict]]
-
-
-def _hooks(module: nn.Module) -> Hooks:
-    return {part: {name: dict(getattr(part, name)) for name in _HOOKS} for part in module.modules()}
-
-
-def _set_hooks(hooks: Hooks) -> None:
-    for part, kinds in hooks.items():
-        for name, content in kinds.items():
-            mapping = getattr(part, name)
-            mapping.clear()
-            mapping.update(content)
-
-
 def _measure(sides: dict[str, tuple[Callable[[], None], Hooks]], steps: int) -> dict[str, dict[str, list[float]]]:
     """Milliseconds of each step, elapsed and of the main thread's CPU, by side."""
     milliseconds: dict[str, dict[str, list[float]]] = {name: {"elapsed": [], "cpu": []} for name in sides}
     for number in range(-5, steps):  # the first ones warm up
         for name in list(sides) if number % 2 == 0 else list(sides)[::-1]:
             step, hooks = sides[name]
-            _set_hooks(hooks)
+            set_hooks(hooks)
             start, cpu_start = time.perf_counter(), time.thread_time()
             step()
             elapsed, cpu = time.perf_counter() - start, time.thread_time() - cpu_start
