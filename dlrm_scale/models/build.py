@@ -9,7 +9,6 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.modules.mlp import Perceptron
 
 from dlrm_scale.config import ModelConfig, TrainConfig
-from dlrm_scale.models.cross_network import CrossNetwork
 from dlrm_scale.models.dot_interaction import DotInteraction
 from dlrm_scale.models.initial_dense import fill_initial_dense
 from dlrm_scale.models.tables import check_model
@@ -86,7 +85,4 @@ def _dlrm(config: ModelConfig, collection: EmbeddingBagCollection, num_dense: in
                 list(config.interaction_branch2_layers),
             )
         case "dcnv2":
-            dcn = DLRM_DCN(collection, num_dense, dense, over, config.dcn_num_layers, config.dcn_low_rank_dim)
-            columns = (len(collection.embedding_bag_configs()) + 1) * config.dim
-            dcn.inter_arch.crossnet = CrossNetwork(columns, config.dcn_num_layers, config.dcn_low_rank_dim)
-            return dcn
+            return DLRM_DCN(collection, num_dense, dense, over, config.dcn_num_layers, config.dcn_low_rank_dim)

@@ -5,12 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torchrec.models.dlrm import InteractionArch
-from torchrec.modules.crossnet import LowRankCrossNet
 
 from dlrm_scale.config import ModelConfig, TrainConfig
 from dlrm_scale.models import compiled_layers
 from dlrm_scale.models.compiled_layers import compile_dense_part
-from dlrm_scale.models.cross_network import CrossNetwork
 from dlrm_scale.models.dot_interaction import DotInteraction
 from dlrm_scale.models.tables import table_specs
 from tests.models.test_build import KINDS, ROWS, materialized
@@ -35,20 +33,6 @@ def test_the_dot_interaction_equals_torchrecs_in_values_and_gradients(features: 
     for one, other in zip(ours[1:], theirs[1:], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
     assert torch.autograd.gradcheck(DotInteraction(features), [dense.requires_grad_(), sparse.requires_grad_()])
-
-
-def test_the_cross_network_equals_torchrecs_in_values_and_gradients() -> None:
-    torch.manual_seed(0)
-    ours, theirs = CrossNetwork(12, 3, 4).double(), LowRankCrossNet(12, 3, 4).double()
-    with torch.no_grad():
-        for parameter in ours.bias:
-            parameter.normal_()
-    theirs.load_state_dict(ours.state_dict())
-    x = torch.randn(7, 12, dtype=torch.float64)
-    for one, other in zip(_gradients(ours, x), _gradients(theirs, x), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-    for name, parameter in ours.named_parameters():
-        torch.testing.assert_close(parameter.grad, theirs.get_parameter(name).grad, rtol=1e-12, atol=1e-12)
 
 
 def _trained_step(config: ModelConfig, rows: int = 37, **settings: object) -> dict[str, torch.Tensor]:
