@@ -34,6 +34,8 @@ OVER_LAYERS = (512, 512, 256, 1)
 DISTINCT_BATCHES = 8
 CHECKED_STEPS = 5
 BF16_TOLERANCE = 5e-3
+BF16_STEPS_SHARE = 0.3
+"""A processor that emulates bf16 takes several times as long as in fp32."""
 PEER, PEER_BF16 = "plain torch", "plain torch, bf16 autocast"
 OURS, TRACKED, OURS_BF16 = "dlrm_scale fp32", "dlrm_scale fp32, touched rows tracked", "dlrm_scale bf16"
 COMPILED = "dlrm_scale bf16, compiled"
@@ -114,7 +116,7 @@ def _measure(shape: Shape, options: argparse.Namespace, ranks: Ranks) -> dict:
     differences = check_equal_losses(contenders, CHECKED_STEPS)
     contenders |= {
         PRODUCTS: Contender(step=product_floor(products, torch.float32)),
-        PRODUCTS_BF16: Contender(step=product_floor(products, torch.bfloat16)),
+        PRODUCTS_BF16: Contender(step=product_floor(products, torch.bfloat16), steps_share=BF16_STEPS_SHARE),
         GATHERS: Contender(step=gather_floor(tables, batches[0])),
     }
     rounds = alternate(contenders, options.rounds, options.steps)
@@ -147,7 +149,12 @@ def _peers(shape: Shape, ours: ResettableModel, batches: list[Batch]) -> dict[st
 
     return {
         PEER: Contender(step=_plain_step(model, batches, bf16=False), reset=reset),
-        PEER_BF16: Contender(step=_plain_step(model, batches, bf16=True), reset=reset, tolerance=BF16_TOLERANCE),
+        PEER_BF16: Contender(
+            step=_plain_step(model, batches, bf16=True),
+            reset=reset,
+            tolerance=BF16_TOLERANCE,
+            steps_share=BF16_STEPS_SHARE,
+        ),
     }
 
 
@@ -195,8 +202,8 @@ def _ours(
             batch, row_loss_sum, _ = pipeline.progress(turn)
             return row_loss_sum.item() / batch.rows_global
 
-        tolerance = 1e-5 if precision == "fp32" else BF16_TOLERANCE
-        return Contender(step=step, enter=enter, reset=model.reset, tolerance=tolerance)
+        tolerance, share = (1e-5, 1.0) if precision == "fp32" else (BF16_TOLERANCE, BF16_STEPS_SHARE)
+        return Contender(step=step, enter=enter, reset=model.reset, tolerance=tolerance, steps_share=share)
 
     layers.prepare("fp32", compiled=False)
     layers.prepare("bf16", compiled=False)
