@@ -188,7 +188,7 @@ class TrainConfig(_Section):
     Tables aren't clipped: sharded ones are updated inside the backward pass, before any norm is known."""
     compile: Literal["off", "dense"] = "off"
     """dense: torch.compile for the MLPs and the interaction. Where that fails, training goes on uncompiled with a
-    note that says why. Changes rounding."""
+    note that says why. Changes rounding. Takes about a minute to start; in fp32 on CPU steps don't get faster."""
     tf32: bool = False
     """Let CUDA multiply fp32 matrices in TF32: faster, with 10 bits of mantissa. Refused on CPU, which has none."""
     log_every_steps: Positive = 20
