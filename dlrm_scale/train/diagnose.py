@@ -3,7 +3,6 @@
 Nothing outlasts it: no run folder, no checkpoint, and the weights are thrown away.
 """
 
-import resource
 import sys
 import time
 from collections.abc import Sequence
@@ -13,37 +12,25 @@ from pathlib import Path
 from dlrm_scale.config import Config
 from dlrm_scale.data.dataset import Dataset
 from dlrm_scale.data.loader import TrainLoader
-from dlrm_scale.errors import ConfigError, DlrmScaleError
-from dlrm_scale.host_cores import usable_cores
+from dlrm_scale.errors import ConfigError
 from dlrm_scale.host_memory import host_memory
 from dlrm_scale.install import check_install
 from dlrm_scale.recipes import load_config
 from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
 from dlrm_scale.train.diagnose_data import Source, Storage, few_streams, window_steps
-from dlrm_scale.train.diagnose_measurements import Interval, Measurements, interval, paired_ratios
+from dlrm_scale.train.diagnose_measurements import Interval, Measurements, interval
 from dlrm_scale.train.diagnose_rounds import Lengths, Rehearsal, Round, Rounds
-from dlrm_scale.train.diagnose_settings import (
-    Candidate,
-    Trial,
-    candidates,
-    is_better,
-    predicted_gain,
-    recommended,
-    with_setting,
-)
+from dlrm_scale.train.diagnose_settings import Trial, recommended
+from dlrm_scale.train.diagnose_trials import Trials
 from dlrm_scale.train.diagnose_verdict import Verdict, reach_verdict
+from dlrm_scale.train.process_memory import peak_resident_bytes
 from dlrm_scale.train.run_folder import check_config
 from dlrm_scale.train.setup import device_kind, set_threads
 from dlrm_scale.train.stop import StopRequest
-from dlrm_scale.units import KIB
 
 __all__ = ["DiagnoseRequest", "Diagnosis", "diagnose", "diagnose_rank", "resolve_request"]
 
 _WARMUP_STEPS = 5
-_PAIRS = 3
-"""Pairs of rounds, with a setting and without it."""
-_HOPELESS = 0.8
-"""A setting that is this much slower in a pair of rounds isn't measured again."""
 _DELAY_SHARE = 0.1
 """Of a step: with more disturbance the reader is warned."""
 _SOURCES: tuple[Source, ...] = ("synthetic", "warm", "cold")
@@ -168,6 +155,7 @@ class _Session:
         self._notes: list[str] = []
 
     def run(self) -> Diagnosis:
+        self._check_equal_requests()
         set_threads(self._config, self._ranks.local_ranks)
         # refuses what `train` would: too many ranks, no rows, another dataset
         plain = TrainLoader(self._dataset, self._config.data, rank=self._ranks.rank, ranks=self._ranks.ranks, epochs=1)
@@ -180,7 +168,11 @@ class _Session:
         measurements = self._measure(rehearsal, plain.steps_per_epoch)
         verdict = reach_verdict(measurements)
         self._say(f"verdict: {verdict.bound}")
-        trials = self._try_settings(rehearsal, measurements, verdict) if self._request.what_if else []
+        trials: list[Trial] = []
+        if self._request.what_if:
+            trying = Trials(self._rounds, rehearsal, self._dataset, self._ranks, self._lengths, self._request.rounds)
+            trials = trying.run(measurements, verdict, self._has_time, self._say)
+            self._notes += trying.notes
         return Diagnosis(
             ranks=self._ranks.ranks,
             device=self._ranks.device.type,
@@ -196,6 +188,20 @@ class _Session:
             notes=self._notes,
             seconds=time.perf_counter() - self._started,
         )
+
+    def _check_equal_requests(self) -> None:
+        """Refuse ranks that were started differently, on every rank: they would wait for each other for ever."""
+        values = self._config.model_dump(mode="json")
+        values["data"].pop("path")
+        values["run"].pop("path")
+        r = self._request
+        views = self._ranks.gather_objects((values, r.steps, r.rounds, r.what_if, self._dataset.fingerprint))
+        different = [rank for rank, view in enumerate(views) if view != views[0]]
+        if different:
+            raise ConfigError(
+                f"rank {different[0]} was started with other settings or another dataset than rank 0",
+                remedy="give every host the same command and the same dataset",
+            )
 
     def _choose_lengths(self, steps_per_epoch: int) -> Lengths:
         """A round covers whole windows, so that each reads as much as the others."""
@@ -244,7 +250,7 @@ class _Session:
                 "time: shares are uncertain, repeat this on an idle host"
             )
         local_ranks = self._ranks.local_ranks
-        peaks = self._ranks.gather_objects(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB)
+        peaks = self._ranks.gather_objects(peak_resident_bytes())
         size_bytes = sum(part.size_bytes for part in self._dataset.manifest.parts)
         on_cpu = self._ranks.device.type == "cpu"
         memory_bytes = self._ranks.broadcast_object(host_memory().total_bytes)
@@ -275,96 +281,6 @@ class _Session:
             bytes_per_row=size_bytes / max(1, self._dataset.rows),
         )
 
-    def _try_settings(self, rehearsal: Rehearsal, m: Measurements, verdict: Verdict) -> list[Trial]:
-        cores = max(1, usable_cores() // self._ranks.local_ranks)
-        found = candidates(
-            self._config,
-            verdict,
-            cores_per_rank=int(str(self._ranks.broadcast_object(cores))),
-            heaviest_table=self._heaviest_table(rehearsal, verdict.rank),
-        )
-        trials = []
-        for candidate in found:
-            if self._has_time():
-                trials.append(self._try(candidate, rehearsal, m, verdict))
-                self._say(f"tried {candidate.setting}")
-            else:
-                trials.append(_untried(candidate, "not tried: the time limit was reached"))
-        return trials
-
-    def _try(self, candidate: Candidate, base: Rehearsal, m: Measurements, verdict: Verdict) -> Trial:
-        source, lengths, rounds = candidate.source, self._lengths, self._rounds
-        changed = base
-        try:
-            config = with_setting(self._config, candidate)
-            check_config(config)
-            if candidate.rebuilds:
-                lacking = self._lacks_memory(base)
-                if lacking:
-                    return _untried(candidate, lacking)
-                changed = Rehearsal(config, self._dataset, self._ranks)
-        except DlrmScaleError as error:
-            return _untried(candidate, f"not tried: {error.message}")
-        loader_seconds = rounds.load(config, source, lengths).seconds if source != "synthetic" else None
-        predicted = predicted_gain(candidate, m, verdict, config=self._config, loader_seconds=loader_seconds)
-        growth = config.data.batch_size / self._config.data.batch_size
-        without: list[float] = []
-        with_it: list[float] = []
-        for number in range(min(_PAIRS, self._request.rounds)):
-            for is_base in (True, False) if number % 2 == 0 else (False, True):
-                if is_base:
-                    without.append(self._paired(rounds.train(base, self._config, source, lengths), candidate))
-                else:
-                    with_it.append(self._paired(rounds.train(changed, config, source, lengths), candidate))
-            if growth * without[-1] / with_it[-1] < _HOPELESS:
-                break
-        measured = interval([growth * ratio for ratio in paired_ratios(without, with_it)])
-        return Trial(
-            setting=candidate.setting,
-            predicted=predicted,
-            measured=measured,
-            better=is_better(measured),
-            note=candidate.caution,
-        )
-
-    def _paired(self, measured: Round, candidate: Candidate) -> float:
-        # A plan has as many threads as another. Threads that a setting adds hinder each other, and that must count.
-        on_cpu = self._ranks.device.type == "cpu"
-        return measured.undisturbed_seconds if on_cpu and candidate.is_plan else measured.seconds
-
-    def _heaviest_table(self, rehearsal: Rehearsal, rank: int | None) -> str | None:
-        """Name the table with most lookups on a rank, if it lies there whole."""
-        if rank is None:
-            return None
-        lookups = self._rounds.lookups_per_table(self._config, self._lengths)
-        whole = [
-            table.spec
-            for table in rehearsal.sharded.layout.tables
-            if not table.replicated and [region.rank for region in table.regions] == [rank]
-        ]
-        if not whole:
-            return None
-        heaviest = max(whole, key=lambda spec: lookups[spec.name] * spec.dim).name
-        all_there = sum(lookups[spec.name] for spec in whole)
-        self._note(
-            f"of the lookups in tables that rank {rank} has alone, {heaviest} has "
-            f"{lookups[heaviest] / max(1, all_there):.0%}"
-        )
-        return heaviest
-
-    def _lacks_memory(self, base: Rehearsal) -> str:
-        """Say why there can't be a second model, on all ranks alike; "" if there can."""
-        needed = sum(s.weight.nbytes + sum(t.nbytes for t in s.state.values()) for s in base.sharded.local_shards)
-        if self._ranks.device.type == "cuda":
-            import torch
-
-            free = torch.cuda.mem_get_info(self._ranks.device)[0]
-        else:
-            free = host_memory().free_bytes // self._ranks.local_ranks
-        # a plan that is less even may put twice as much on a rank
-        lacking = any(self._ranks.gather_objects(2 * needed > free))
-        return "not tried: there is no memory for a second model" if lacking else ""
-
     def _has_time(self) -> bool:
         left = self._request.time_limit_seconds - (time.perf_counter() - self._started)
         return bool(self._ranks.broadcast_object(left > 0))
@@ -389,7 +305,3 @@ def _waits(rounds: Sequence[Round]) -> tuple[float, ...]:
 def _medians(rounds: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
     """Median over rounds, by rank."""
     return tuple(interval(values).median for values in zip(*rounds, strict=True))
-
-
-def _untried(candidate: Candidate, why: str) -> Trial:
-    return Trial(setting=candidate.setting, predicted=None, measured=None, better=False, note=why)

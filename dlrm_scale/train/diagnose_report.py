@@ -20,8 +20,8 @@ def describe_diagnosis(d: Diagnosis) -> str:
         ("files from storage", _pace(m, m.cold_seconds)),
         ("loader alone, page cache", _pace(m, m.warm_loader_seconds)),
         ("loader alone, storage", f"{_pace(m, m.cold_loader_seconds)}, {_read_rate(m)}"),
-        ("prep stall", _share(d.prep_stall)),
-        ("fetch stall", _share(d.fetch_stall)),
+        ("prep stall", _share(d.prep_stall, m.prep_wait)),
+        ("fetch stall", _share(d.fetch_stall, m.fetch_wait)),
         ("first batch of an epoch", _epoch_start(m)),
     ]
     if d.ranks > 1:
@@ -51,8 +51,12 @@ def _read_rate(m: Measurements) -> str:
     return f"{format_bytes(rate)}/s"
 
 
-def _share(i: Interval) -> str:
-    return f"{i.median:.1%} of a step ({i.low:.1%} to {i.high:.1%})"
+def _share(stall: Interval, waited: float) -> str:
+    noise = ", no more than noise" if stall.low <= 0 else ""
+    return (
+        f"{stall.median:.1%} of a step by difference ({stall.low:.1%} to {stall.high:.1%}{noise}); "
+        f"{max(0.0, waited):.1%} seen waiting"
+    )
 
 
 def _epoch_start(m: Measurements) -> str:
