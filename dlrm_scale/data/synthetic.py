@@ -90,8 +90,8 @@ def generate(
     """Write the set into `folder`, or find that it is already there.
 
     A set of the same parameters in which a file's size is wrong is written anew, one of other parameters only with
-    `force`; its old day files are removed first, files of other making never. Memory doesn't grow with the rows: the whole process peaks
-    near 220 MB.
+    `force`; its old day files are removed first, files of other making never. Memory doesn't grow with the rows: the
+    whole process peaks near 220 MB.
 
     Args:
         folder: made if absent.

@@ -8,8 +8,8 @@ whole dense part, so the cause is sought between forward and backward pass:
     ids --> pooled vectors [n, F, D] -+                        ^ bad without the rest: the dense part
             ^ bad: rows of these bags
 
-On CPU a look at the loss after every forward pass costs about 9 us under load, and only a bad loss is looked into. On a GPU
-nothing may wait: each forward pass leaves one flag for every pooled vector on the device, and they are read when a
+On CPU a look at the loss after every forward pass costs about 9 us under load, and only a bad loss is looked into. On a
+GPU nothing may wait: each forward pass leaves one flag for every pooled vector on the device, and they are read when a
 loss turns out not to be finite.
 """
 
