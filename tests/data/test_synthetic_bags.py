@@ -195,7 +195,7 @@ def test_synthetic_json_names_the_columns_and_the_flag_that_reads_them(tmp_path:
     assert document["parameters"]["multi_hot"] == {"C3": 5, "C20": 12}
     assert json.loads((tmp_path / "synthetic.json").read_text()) == document
     assert generate(tmp_path, _parameters(rows=200, multi_hot={"C3": 5, "C20": 12}))[1] is False
-    assert generate(tmp_path, _parameters(rows=200, multi_hot={"C3": 5}))[1] is True
+    assert generate(tmp_path, _parameters(rows=200, multi_hot={"C3": 5}), force=True)[1] is True
 
 
 def test_multi_hot_is_parsed_by_name_or_by_column() -> None:
