@@ -117,9 +117,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SETTINGS = ["data.batch_size=128", "train.log_every_steps=20", "checkpoint.every_steps=0"]
 
 
-def test_a_learning_rate_far_too_high_is_warned_of_at_validation_in_the_log_and_in_the_result(
-    dataset: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_learning_rate_far_too_high_is_warned_of_in_the_log_and_in_the_result(dataset: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     # Adam at a rate of 10 drives every unit of the MLPs out of its range
     rates = ["dense_optimizer.learning_rate=10.0", "sparse_optimizer.learning_rate=10.0"]
@@ -129,7 +127,6 @@ def test_a_learning_rate_far_too_high_is_warned_of_at_validation_in_the_log_and_
         assert "the model may have collapsed" in rank.result.warnings[0]
     assert json.loads((run / "result.json").read_text())["warnings"] == observed[0].result.warnings
     assert log_records(run, "end")[0]["warnings"] == observed[0].result.warnings
-    assert "warning: the model may have collapsed" in capfd.readouterr().err
 
 
 def test_a_model_that_learns_is_not_warned_of(dataset: Path, tmp_path: Path) -> None:

@@ -132,6 +132,7 @@ def _uneven(path: str) -> Diagnosis:
     return _diagnose(path, uneven, steps=6, slow_steps=False)
 
 
+@pytest.mark.slow
 def test_a_slow_disk_is_named_and_reading_further_ahead_hides_it(dataset: Path) -> None:
     [found] = run_ranks(1, _slow_disk, str(dataset))
     assert found.verdict.bound == "fetch-bound", describe_diagnosis(found)
@@ -139,6 +140,7 @@ def test_a_slow_disk_is_named_and_reading_further_ahead_hides_it(dataset: Path) 
     assert found.recommended.setting == "data.prefetch_batches=4"
 
 
+@pytest.mark.slow
 def test_a_slow_parser_is_named_and_larger_batches_make_up_for_it(dataset: Path) -> None:
     [found] = run_ranks(1, _slow_parser, str(dataset))
     assert found.verdict.bound == "prep-bound", describe_diagnosis(found)
@@ -150,6 +152,7 @@ def test_a_slow_parser_is_named_and_larger_batches_make_up_for_it(dataset: Path)
     assert not deeper.better
 
 
+@pytest.mark.slow
 def test_an_imbalanced_plan_is_named_with_the_rank_and_the_table_to_split(tmp_path: Path) -> None:
     # 600 lookups a row in a table that one rank has alone
     tables = [20_000, *[100] * 25]
@@ -169,6 +172,7 @@ def test_an_imbalanced_plan_is_named_with_the_rank_and_the_table_to_split(tmp_pa
         assert found.recommended.setting.startswith("sharding.")
 
 
+@pytest.mark.slow
 def test_a_healthy_run_is_compute_bound_and_nothing_is_recommended(dataset: Path) -> None:
     [found] = run_ranks(1, _healthy, str(dataset))
     assert found.verdict.bound == "compute-bound", describe_diagnosis(found)
