@@ -43,7 +43,7 @@ class TableSharder(EmbeddingBagCollectionSharder):
         }
         if optimizer.kind != "sgd":
             fused["eps"] = optimizer.eps
-        super().__init__(fused_params=fused, qcomm_codecs_registry=codecs)
+        super().__init__(fused, codecs)
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """List the types that the planner may choose from, in a fixed order."""
