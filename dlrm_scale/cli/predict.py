@@ -93,8 +93,8 @@ def predict(
     Columns: row, source, line, label (where there are labels), logit, probability. Raw rows become a dataset beside
     OUT meanwhile, some 160 bytes a row.
     """
+    from dlrm_scale.cli.column_words import parse_columns, parse_mapping
     from dlrm_scale.cli.evaluate import find_step
-    from dlrm_scale.cli.preprocess import _columns, _mapping
     from dlrm_scale.data.preprocess_options import PreprocessOptions
     from dlrm_scale.data.text_layout import TextLayout
     from dlrm_scale.errors import ConfigError
@@ -119,10 +119,10 @@ def predict(
             id_column=id_column,
             labeled=not unlabeled,
             decimal_ids=decimal_ids,
-            multi_hot=_columns(multi_hot),
+            multi_hot=parse_columns(multi_hot),
             pad_short_rows=pad_short_rows,
         ),
-        columns=_mapping("--column", column or [], "C1=user_id"),
+        columns=parse_mapping("--column", column or [], "C1=user_id"),
         max_bad_rows=max_bad_rows,
         jobs=jobs if jobs is not None else len(os.sched_getaffinity(0)),
         memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,

@@ -120,6 +120,7 @@ def preprocess(
 
     Run again with the same input and options it says `up to date`; after an interruption it goes on.
     """
+    from dlrm_scale.cli.column_words import parse_columns, parse_mapping
     from dlrm_scale.cli.dataset import print_summary, summary_json
     from dlrm_scale.cli.preprocess_progress import PassBars
     from dlrm_scale.data.preprocess import preprocess as run
@@ -131,7 +132,7 @@ def preprocess(
         vocabulary=vocabulary.value if vocabulary is not None else None,
         threshold=threshold,
         max_rows_per_table=max_rows_per_table,
-        max_rows=_rows_by_column(_mapping("--max-rows", max_rows or [], "C3=5000")),
+        max_rows=_rows_by_column(parse_mapping("--max-rows", max_rows or [], "C3=5000")),
         vocabulary_from=vocabulary_from,
         validation=validation,
         layout=TextLayout(
@@ -140,10 +141,10 @@ def preprocess(
             id_column=id_column,
             labeled=not unlabeled,
             decimal_ids=decimal_ids,
-            multi_hot=_columns(multi_hot),
+            multi_hot=parse_columns(multi_hot),
             pad_short_rows=pad_short_rows,
         ),
-        columns=_mapping("--column", column or [], "C1=user_id"),
+        columns=parse_mapping("--column", column or [], "C1=user_id"),
         max_bad_rows=max_bad_rows,
         jobs=jobs if jobs is not None else len(os.sched_getaffinity(0)),
         memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
@@ -170,33 +171,6 @@ def preprocess(
         if result.up_to_date
         else f"{out}: {rows:,} rows in {result.seconds:.1f} s ({rows / result.seconds:,.0f} rows/s)"
     )
-
-
-def _columns(text: str | None) -> tuple[str, ...]:
-    """Return the columns that an option names, in the order of the columns; unknown names last."""
-    from dlrm_scale.schema import CATEGORY_COLUMNS
-
-    if text is None:
-        return ()
-    if text.strip().lower() == "all":
-        return CATEGORY_COLUMNS
-    named = {name.strip() for name in text.split(",") if name.strip()}
-    return (*(name for name in CATEGORY_COLUMNS if name in named), *sorted(named - {*CATEGORY_COLUMNS}))
-
-
-def _mapping(option: str, texts: list[str], example: str) -> dict[str, str]:
-    from dlrm_scale.errors import ConfigError
-
-    result: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not (name and equals and value) or name in result:
-            raise ConfigError(
-                f"{option} {text!r}" + (f" names {name} again" if name in result else " lacks a name or a value"),
-                remedy=f"write it as {option} {example}, once for each column",
-            )
-        result[name] = value
-    return result
 
 
 def _rows_by_column(texts: dict[str, str]) -> dict[str, int]:

@@ -278,7 +278,8 @@ def test_a_column_of_another_type_is_refused(tmp_path: Path, name: str, array: p
 
 
 def test_the_mixture_that_pandas_makes_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    pd = pytest.importorskip("pandas")
+    import pandas as pd
+
     columns = _columns(50)
     frame = pd.DataFrame({name: array.to_pandas() for name, array in columns.items()})
     frame["I2"] = range(50)
