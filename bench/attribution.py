@@ -30,7 +30,7 @@ from dlrm_scale.sharding.ranks import close_ranks, init_ranks
 from dlrm_scale.sharding.shard import ShardedModel, shard_model
 from dlrm_scale.sharding.step_phases import mark_phases
 from dlrm_scale.telemetry import StepClock
-from dlrm_scale.train.attribution import IntervalWindow
+from dlrm_scale.train.attribution.attribution import IntervalWindow
 
 _LOOP_INTERVALS = ("dense_optimizer", "logging", "agreement", "checkpoint")
 

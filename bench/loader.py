@@ -32,8 +32,8 @@ import torch
 from loader_sides import ROW_NUMBER_COLUMN, Batch, Side, make_rows, sides
 
 from dlrm_scale.config import DataConfig
-from dlrm_scale.data.dataset import ROWS_PER_RECORD_BATCH, Dataset, RowRange, Rows
-from dlrm_scale.data.loader import TrainLoader
+from dlrm_scale.data.dataset.dataset import ROWS_PER_RECORD_BATCH, Dataset, RowRange, Rows
+from dlrm_scale.data.loading.loader import TrainLoader
 from dlrm_scale.units import MIB
 
 TERABYTE_ROWS = 4_373_472_329

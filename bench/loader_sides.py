@@ -17,7 +17,7 @@ from torchrec.datasets.criteo import InMemoryBinaryCriteoIterDataPipe
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_scale.config import DataConfig
-from dlrm_scale.data.dataset import (
+from dlrm_scale.data.dataset.dataset import (
     ROWS_PER_RECORD_BATCH,
     ColumnInfo,
     Dataset,
@@ -27,8 +27,8 @@ from dlrm_scale.data.dataset import (
     Rows,
     write_manifest,
 )
-from dlrm_scale.data.loader import TrainLoader
-from dlrm_scale.data.raw_block import Bags
+from dlrm_scale.data.loading.loader import TrainLoader
+from dlrm_scale.data.source.raw_block import Bags
 from dlrm_scale.schema import CATEGORY_COLUMNS, INTEGER_COLUMNS
 
 __all__ = ["MLPERF_IDS_PER_BAG", "ROW_NUMBER_COLUMN", "TABLE_ROWS", "Batch", "Side", "make_rows", "sides"]

@@ -30,7 +30,7 @@ from typing import Any
 import stamp
 import zstandard
 
-from dlrm_scale.data.synthetic import SyntheticParameters, generate
+from dlrm_scale.data.synthetic.synthetic import SyntheticParameters, generate
 
 MIB = 1024 * 1024
 THRESHOLD = 2

@@ -28,8 +28,8 @@ from rounds import Round, ratio, show_spread, spread
 from shapes import check_memory, cycle
 
 from dlrm_scale.batch import Batch
-from dlrm_scale.data.dataset import ColumnInfo, Dataset, DatasetManifest, PartWriter, RowRange, write_manifest
-from dlrm_scale.data.loader import TrainLoader
+from dlrm_scale.data.dataset.dataset import ColumnInfo, Dataset, DatasetManifest, PartWriter, RowRange, write_manifest
+from dlrm_scale.data.loading.loader import TrainLoader
 from dlrm_scale.schema import CATEGORY_COLUMNS, INTEGER_COLUMNS
 from dlrm_scale.sharding import pipeline as pipelines
 from dlrm_scale.sharding.shard import ShardedModel

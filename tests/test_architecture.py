@@ -64,7 +64,11 @@ def test_importing_has_no_effect(tmp_path: Path) -> None:
     "modules",
     [
         ["dlrm_scale.cli.app"],
-        ["dlrm_scale.data.preprocess", "dlrm_scale.data.synthetic", "dlrm_scale.data.dataset"],
+        [
+            "dlrm_scale.data.preprocess.preprocess",
+            "dlrm_scale.data.synthetic.synthetic",
+            "dlrm_scale.data.dataset.dataset",
+        ],
         ["dlrm_scale.checkpoint.engine", "dlrm_scale.checkpoint.restore", "dlrm_scale.checkpoint.verify"],
     ],
     ids=["command line", "preprocessing", "checkpoints"],

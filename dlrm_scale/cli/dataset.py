@@ -16,7 +16,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dlrm_scale.data.dataset import DatasetManifest
+    from dlrm_scale.data.dataset.dataset import DatasetManifest
 
 __all__ = ["ExportFormat", "Split", "app", "export", "print_summary", "show", "summary_json", "verify"]
 
@@ -44,7 +44,7 @@ class Split(StrEnum):
 @app.command()
 def show(dataset: _Folder, as_json: _AsJson = False) -> None:
     """Show rows, splits and the facts about each column."""
-    from dlrm_scale.data.dataset import Dataset
+    from dlrm_scale.data.dataset.dataset import Dataset
 
     opened = Dataset.open(dataset)
     if as_json:
@@ -56,8 +56,8 @@ def show(dataset: _Folder, as_json: _AsJson = False) -> None:
 @app.command()
 def verify(dataset: _Folder, as_json: _AsJson = False) -> None:
     """Read every byte, compare checksums and check the vocabularies; exits with 1 and names what is damaged."""
-    from dlrm_scale.data.dataset import Dataset
-    from dlrm_scale.data.vocabulary_file import load_vocabularies
+    from dlrm_scale.data.dataset.dataset import Dataset
+    from dlrm_scale.data.vocabulary.vocabulary_file import load_vocabularies
     from dlrm_scale.errors import DatasetError
 
     try:
@@ -97,8 +97,8 @@ def export(
 
     The files get their names when all are complete. A folder that already holds exactly this export is left as it is.
     """
-    from dlrm_scale.data.dataset import Dataset
-    from dlrm_scale.data.export import export_dataset
+    from dlrm_scale.data.dataset.dataset import Dataset
+    from dlrm_scale.data.export.export import export_dataset
     from dlrm_scale.units import format_bytes
 
     opened = Dataset.open(dataset)

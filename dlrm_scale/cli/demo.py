@@ -52,7 +52,7 @@ def demo(
 
 
 def _steps(dataset: Path) -> int:
-    from dlrm_scale.data.dataset import Dataset
+    from dlrm_scale.data.dataset.dataset import Dataset
     from dlrm_scale.recipes import load_config
 
     return -(-Dataset.open(dataset).split_rows("train") // load_config("sample").data.batch_size)

@@ -40,8 +40,8 @@ def diagnose(
     from dlrm_scale.install import check_install
 
     check_install()
-    from dlrm_scale.train.diagnose import diagnose_rank, resolve_request
-    from dlrm_scale.train.diagnose_report import describe_diagnosis
+    from dlrm_scale.diagnose.diagnose import diagnose_rank, resolve_request
+    from dlrm_scale.diagnose.report import describe_diagnosis
     from dlrm_scale.train.launch import default_local_ranks, launch
 
     request = resolve_request(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from dlrm_scale.train.metrics import ClickMetrics
+    from dlrm_scale.train.metrics.metrics import ClickMetrics
 
 __all__ = ["evaluate", "find_step"]
 
@@ -55,7 +55,7 @@ def evaluate(
     config = load_config(folder.config, overrides or [])
     check_config(config)
     # torchrec takes seconds to import: mistakes are found before it
-    from dlrm_scale.train.evaluate_run import EvaluationRequest, evaluate_rank
+    from dlrm_scale.scoring.evaluate_run import EvaluationRequest, evaluate_rank
     from dlrm_scale.train.launch import default_local_ranks, launch
     from dlrm_scale.train.summary import metric_rows, text_table
 

@@ -14,8 +14,8 @@ import typer
 from dlrm_scale.cli.preprocess import Delimiter
 
 if TYPE_CHECKING:
-    from dlrm_scale.data.passes import OnProgress
-    from dlrm_scale.train.predict import Prediction
+    from dlrm_scale.data.preprocess.passes import OnProgress
+    from dlrm_scale.scoring.predict import Prediction
 
 __all__ = ["predict"]
 
@@ -95,8 +95,8 @@ def predict(
     """
     from dlrm_scale.cli.column_words import parse_columns, parse_mapping
     from dlrm_scale.cli.evaluate import find_step
-    from dlrm_scale.data.preprocess_options import PreprocessOptions
-    from dlrm_scale.data.text_layout import TextLayout
+    from dlrm_scale.data.preprocess.options import PreprocessOptions
+    from dlrm_scale.data.source.text_layout import TextLayout
     from dlrm_scale.errors import ConfigError
     from dlrm_scale.install import check_install
     from dlrm_scale.recipes import load_config
@@ -128,8 +128,8 @@ def predict(
         memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
     )
     # torchrec takes seconds to import: mistakes are found before it
-    from dlrm_scale.train.predict import PredictJob
-    from dlrm_scale.train.predict import predict as run_job
+    from dlrm_scale.scoring.predict import PredictJob
+    from dlrm_scale.scoring.predict import predict as run_job
 
     number, manifest = find_step(step, run)
     job = PredictJob(

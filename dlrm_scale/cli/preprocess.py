@@ -123,9 +123,9 @@ def preprocess(
     from dlrm_scale.cli.column_words import parse_columns, parse_mapping
     from dlrm_scale.cli.dataset import print_summary, summary_json
     from dlrm_scale.cli.preprocess_progress import PassBars
-    from dlrm_scale.data.preprocess import preprocess as run
-    from dlrm_scale.data.preprocess_options import PreprocessOptions
-    from dlrm_scale.data.text_layout import TextLayout
+    from dlrm_scale.data.preprocess.options import PreprocessOptions
+    from dlrm_scale.data.preprocess.preprocess import preprocess as run
+    from dlrm_scale.data.source.text_layout import TextLayout
     from dlrm_scale.units import parse_bytes
 
     options = PreprocessOptions(

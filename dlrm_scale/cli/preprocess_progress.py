@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from dlrm_scale.units import format_seconds
 
 if TYPE_CHECKING:
-    from dlrm_scale.data.passes import ProgressReport
+    from dlrm_scale.data.preprocess.passes import ProgressReport
 
 __all__ = ["PassBars"]
 

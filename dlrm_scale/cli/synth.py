@@ -53,8 +53,8 @@ def synth(
         TimeRemainingColumn,
     )
 
-    from dlrm_scale.data.synthetic import SyntheticParameters, generate
-    from dlrm_scale.data.synthetic_bags import parse_multi_hot
+    from dlrm_scale.data.synthetic.bags import parse_multi_hot
+    from dlrm_scale.data.synthetic.synthetic import SyntheticParameters, generate
 
     parameters = SyntheticParameters(
         preset=preset,

@@ -14,7 +14,7 @@ from typing import Literal
 
 from dlrm_scale.checkpoint import Chain, SaveOutcome
 from dlrm_scale.errors import CheckpointError
-from dlrm_scale.train.metrics import ClickMetrics
+from dlrm_scale.train.metrics.metrics import ClickMetrics
 
 __all__ = ["BestCheckpoint", "BestKeeper", "best_manifest", "read_best"]
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from dlrm_scale.batch import Batch
 from dlrm_scale.sharding.ranks import Ranks
-from dlrm_scale.train.click_sums import ClickSums
-from dlrm_scale.train.metrics import ClickMetrics, metrics_of
-from dlrm_scale.train.row_slices import RowSlices
-from dlrm_scale.train.score_ranking import AucKind, Ranking, make_ranking
+from dlrm_scale.train.metrics.click_sums import ClickSums
+from dlrm_scale.train.metrics.metrics import ClickMetrics, metrics_of
+from dlrm_scale.train.metrics.row_slices import RowSlices
+from dlrm_scale.train.metrics.score_ranking import AucKind, Ranking, make_ranking
 from dlrm_scale.train.stop import StopRequest
 
 __all__ = [

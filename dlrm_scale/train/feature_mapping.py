@@ -5,7 +5,7 @@ Tables of equal sizes don't mean equal ids: another vocabulary sends the same ra
 
 from collections.abc import Mapping
 
-from dlrm_scale.data.dataset import Dataset
+from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.errors import DatasetError
 
 __all__ = ["check_feature_mapping", "feature_mapping"]

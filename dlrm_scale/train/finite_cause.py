@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dlrm_scale.batch import Batch
-from dlrm_scale.data.loader import TrainLoader
+from dlrm_scale.data.loading.loader import TrainLoader
 from dlrm_scale.schema import INTEGER_COLUMNS
 from dlrm_scale.sharding.shard import ShardedModel
 from dlrm_scale.sharding.table_kernels import sharded_collections

@@ -5,12 +5,12 @@ from collections import deque
 import torch
 
 from dlrm_scale.batch import Batch
-from dlrm_scale.data.loader import TrainLoader
+from dlrm_scale.data.loading.loader import TrainLoader
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.telemetry import StepClock
-from dlrm_scale.train.attribution import Attribution, IntervalWindow, RankTime, share_values
+from dlrm_scale.train.attribution.attribution import Attribution, IntervalWindow, RankTime, share_values
 from dlrm_scale.train.evaluate import gather_scores, true_rows
-from dlrm_scale.train.metrics import global_auc
+from dlrm_scale.train.metrics.metrics import global_auc
 
 __all__ = ["LogWindow", "idle_seconds"]
 

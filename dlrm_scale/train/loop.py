@@ -10,7 +10,7 @@ import torch
 from dlrm_scale.batch import Batch
 from dlrm_scale.checkpoint import CheckpointEngine, SaveOutcome
 from dlrm_scale.config import Config
-from dlrm_scale.data.loader import TrainLoader
+from dlrm_scale.data.loading.loader import TrainLoader
 from dlrm_scale.errors import CheckpointError, TrainingError
 from dlrm_scale.sharding.pipeline import TrainPipeline
 from dlrm_scale.sharding.ranks import Ranks
@@ -18,15 +18,15 @@ from dlrm_scale.sharding.shard import ShardedModel
 from dlrm_scale.telemetry import StepClock
 from dlrm_scale.touched_rows import TouchedRows
 from dlrm_scale.train.agreement import StepAgreement, Verdict
-from dlrm_scale.train.attribution import RankTime
+from dlrm_scale.train.attribution.attribution import RankTime
+from dlrm_scale.train.attribution.gpu_intervals import GpuIntervals
+from dlrm_scale.train.attribution.profile import StepProfiler
 from dlrm_scale.train.best_checkpoint import BestKeeper
-from dlrm_scale.train.collapse import collapse_warning
 from dlrm_scale.train.finite import FiniteWatch
 from dlrm_scale.train.finite_cause import FiniteCause
-from dlrm_scale.train.gpu_intervals import GpuIntervals
 from dlrm_scale.train.log_window import LogWindow, idle_seconds
-from dlrm_scale.train.metrics import ClickMetrics
-from dlrm_scale.train.profile import StepProfiler
+from dlrm_scale.train.metrics.collapse import collapse_warning
+from dlrm_scale.train.metrics.metrics import ClickMetrics
 from dlrm_scale.train.random_state import capture_random_state
 from dlrm_scale.train.report import RunReport
 from dlrm_scale.train.schedule import multiplier

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from dlrm_scale.checkpoint import Chain, find_chain, list_checkpoints, open_chain, restore
 from dlrm_scale.config import Config
-from dlrm_scale.data.dataset import Dataset
+from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.sharding.shard import ShardedModel

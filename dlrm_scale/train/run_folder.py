@@ -22,7 +22,7 @@ from pathlib import Path
 
 from dlrm_scale import __version__
 from dlrm_scale.config import Config
-from dlrm_scale.data.streams import check_streams
+from dlrm_scale.data.loading.streams import check_streams
 from dlrm_scale.errors import ConfigError
 from dlrm_scale.models.tables import check_model
 from dlrm_scale.recipes import load_config, read_overrides, write_config

@@ -6,10 +6,10 @@ import torch
 import torch.distributed as dist
 
 from dlrm_scale.sharding.ranks import Ranks
-from dlrm_scale.train.attribution import Attribution, RankTime
+from dlrm_scale.train.attribution.attribution import Attribution, RankTime
 from dlrm_scale.train.loop import LoopEnd
-from dlrm_scale.train.metrics import ClickMetrics
-from dlrm_scale.train.process_memory import peak_resident_bytes
+from dlrm_scale.train.memory.process_memory import peak_resident_bytes
+from dlrm_scale.train.metrics.metrics import ClickMetrics
 
 __all__ = ["RunResult", "make_result"]
 

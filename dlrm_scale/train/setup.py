@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from dlrm_scale.config import Config
-from dlrm_scale.data.dataset import Dataset
+from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.host_cores import usable_cores
 from dlrm_scale.layout import ShardLayout
 from dlrm_scale.models.build import build_model

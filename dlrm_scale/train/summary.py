@@ -1,8 +1,8 @@
 """The table at the end of a run."""
 
-from dlrm_scale.train.attribution_table import attribution_lines
-from dlrm_scale.train.collapse import collapse_warning
-from dlrm_scale.train.memory_use import memory_rows
+from dlrm_scale.train.attribution.attribution_table import attribution_lines
+from dlrm_scale.train.memory.memory_use import memory_rows
+from dlrm_scale.train.metrics.collapse import collapse_warning
 from dlrm_scale.train.run_result import RunResult
 from dlrm_scale.units import format_bytes, format_count, format_seconds
 

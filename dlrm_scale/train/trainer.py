@@ -10,8 +10,8 @@ import torch
 from dlrm_scale import __version__
 from dlrm_scale.checkpoint import Chain, CheckpointEngine
 from dlrm_scale.config import Config
-from dlrm_scale.data.dataset import Dataset
-from dlrm_scale.data.loader import EvalLoader, TrainLoader
+from dlrm_scale.data.dataset.dataset import Dataset
+from dlrm_scale.data.loading.loader import EvalLoader, TrainLoader
 from dlrm_scale.errors import CheckpointError, ConfigError, TrainingError
 from dlrm_scale.install import check_install
 from dlrm_scale.layout import ShardLayout
@@ -21,25 +21,25 @@ from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
 from dlrm_scale.sharding.step_phases import mark_phases
 from dlrm_scale.telemetry import StepClock
 from dlrm_scale.touched_rows import TouchedRows
+from dlrm_scale.train.attribution.gpu_intervals import GpuIntervals
+from dlrm_scale.train.attribution.profile import StepProfiler
 from dlrm_scale.train.best_checkpoint import BestKeeper
-from dlrm_scale.train.collapse import collapse_warning
 from dlrm_scale.train.deterministic import deterministic_algorithms
 from dlrm_scale.train.evaluate import evaluate_batches
 from dlrm_scale.train.feature_mapping import feature_mapping
 from dlrm_scale.train.finite_cause import FiniteCause, dataset_rows
-from dlrm_scale.train.gpu_intervals import GpuIntervals
 from dlrm_scale.train.loop import TrainingLoop
-from dlrm_scale.train.memory_check import MemoryCheck, describe_memory
-from dlrm_scale.train.memory_use import memory_use
-from dlrm_scale.train.metrics import ClickMetrics
+from dlrm_scale.train.memory.memory_check import MemoryCheck, describe_memory
+from dlrm_scale.train.memory.memory_use import memory_use
+from dlrm_scale.train.metrics.collapse import collapse_warning
+from dlrm_scale.train.metrics.metrics import ClickMetrics
+from dlrm_scale.train.metrics.score_ranking import auc_kind
 from dlrm_scale.train.plan_table import describe_plan
-from dlrm_scale.train.profile import StepProfiler
 from dlrm_scale.train.report import RunReport
 from dlrm_scale.train.resume import RestoredRun, agree_on_chain, restore_run
 from dlrm_scale.train.run_folder import RunFolder, RunRequest
 from dlrm_scale.train.run_result import RunResult, make_result
 from dlrm_scale.train.schedule import multiplier
-from dlrm_scale.train.score_ranking import auc_kind
 from dlrm_scale.train.setup import (
     ModelOnRanks,
     build_on_ranks,

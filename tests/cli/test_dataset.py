@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from dlrm_scale.data.dataset import Dataset, write_manifest
+from dlrm_scale.data.dataset.dataset import Dataset, write_manifest
 from tests.support.command_line import run_command, run_json
 from tests.support.datasets import make_dataset
 

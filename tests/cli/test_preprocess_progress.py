@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from dlrm_scale.cli.preprocess_progress import PassBars
-from dlrm_scale.data.passes import ProgressReport
+from dlrm_scale.data.preprocess.passes import ProgressReport
 
 
 def _report(done: int, rows: int, bad_rows: int = 0, *, earlier: tuple[int, int] = (0, 0)) -> ProgressReport:

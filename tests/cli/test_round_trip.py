@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlrm_scale.data.dataset import Dataset, Rows
+from dlrm_scale.data.dataset.dataset import Dataset, Rows
 from dlrm_scale.schema import CATEGORY_COLUMNS
 from tests.support.command_line import run_command, run_json
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dlrm_scale.data.dataset import Dataset
+from dlrm_scale.data.dataset.dataset import Dataset
 from tests.support.command_line import run_json
 from tests.support.raw_rows import make_row, write_rows
 

@@ -143,7 +143,7 @@ def test_what_depends_on_the_device_or_the_dataset_passes_before_there_are_ranks
 
 
 def test_checking_a_config_loads_nothing_heavy() -> None:
-    modules = "dlrm_scale.data.streams, dlrm_scale.models.tables, dlrm_scale.sharding.rules"
+    modules = "dlrm_scale.data.loading.streams, dlrm_scale.models.tables, dlrm_scale.sharding.rules"
     code = f"import sys, {modules}; print(sorted({{'numba', 'numpy', 'torch', 'torchrec'}} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert found.stdout.strip() == "[]"

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_scale.data.dataset import ColumnInfo, Dataset, DatasetManifest, PartWriter, RowRange, write_manifest
-from dlrm_scale.data.raw_block import Bags
+from dlrm_scale.data.dataset.dataset import ColumnInfo, Dataset, DatasetManifest, PartWriter, RowRange, write_manifest
+from dlrm_scale.data.source.raw_block import Bags
 from dlrm_scale.schema import CATEGORY_COLUMNS, INTEGER_COLUMNS
 
 __all__ = ["bags_of", "make_dataset", "row_numbers"]

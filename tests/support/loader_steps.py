@@ -7,8 +7,8 @@ import numpy.typing as npt
 import torch
 
 from dlrm_scale.batch import Batch
-from dlrm_scale.data.dataset import Dataset
-from dlrm_scale.data.loader import EvalLoader
+from dlrm_scale.data.dataset.dataset import Dataset
+from dlrm_scale.data.loading.loader import EvalLoader
 from dlrm_scale.schema import CATEGORY_COLUMNS
 from tests.support.datasets import row_numbers
 

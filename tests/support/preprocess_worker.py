@@ -14,7 +14,7 @@ import sys
 import threading
 from pathlib import Path
 
-from dlrm_scale.data.preprocess import PreprocessOptions, preprocess
+from dlrm_scale.data.preprocess.preprocess import PreprocessOptions, preprocess
 
 __all__ = ["main"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlrm_scale.data.text_layout import CRITEO_LAYOUT, TextLayout
+from dlrm_scale.data.source.text_layout import CRITEO_LAYOUT, TextLayout
 
 __all__ = ["Row", "make_row", "make_rows", "slow_parse", "write_rows"]
 

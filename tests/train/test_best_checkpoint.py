@@ -11,9 +11,9 @@ from dlrm_scale.checkpoint.engine import SaveOutcome
 from dlrm_scale.cli.checkpoint import app as checkpoint_commands
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.recipes import load_config
+from dlrm_scale.scoring.evaluate_run import EvaluationRequest, evaluate_rank
 from dlrm_scale.train.best_checkpoint import BestKeeper, best_manifest, read_best
-from dlrm_scale.train.evaluate_run import EvaluationRequest, evaluate_rank
-from dlrm_scale.train.metrics import ClickMetrics, click_metrics
+from dlrm_scale.train.metrics.metrics import ClickMetrics, click_metrics
 from dlrm_scale.train.run_folder import RunFolder
 from dlrm_scale.train.stop import StopRequest
 from tests.support.datasets import make_dataset

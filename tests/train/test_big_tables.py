@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm_scale.data.dataset import ROWS_PER_RECORD_BATCH
+from dlrm_scale.data.dataset.dataset import ROWS_PER_RECORD_BATCH
 from dlrm_scale.layout import ShardRegion
 from dlrm_scale.models.initial_rows import fill_initial_rows
 from dlrm_scale.schema import TableSpec

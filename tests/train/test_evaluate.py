@@ -11,7 +11,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from dlrm_scale.batch import Batch, make_batch
 from dlrm_scale.sharding.ranks import close_ranks, init_ranks
 from dlrm_scale.train.evaluate import evaluate_batches
-from dlrm_scale.train.metrics import ClickMetrics
+from dlrm_scale.train.metrics.metrics import ClickMetrics
 from dlrm_scale.train.stop import StopRequest
 from tests.support.rank_runner import run_ranks
 

@@ -8,7 +8,7 @@ import torch
 
 from dlrm_scale.batch import Batch
 from dlrm_scale.checkpoint import find_chain
-from dlrm_scale.data.loader import TrainLoader
+from dlrm_scale.data.loading.loader import TrainLoader
 from dlrm_scale.errors import TrainingError
 from dlrm_scale.train.finite_cause import FiniteCause
 from dlrm_scale.train.loop import TrainingLoop

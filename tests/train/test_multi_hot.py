@@ -9,7 +9,7 @@ import pytest
 
 from dlrm_scale.checkpoint import find_chain
 from dlrm_scale.config import Config
-from dlrm_scale.data.dataset import Dataset
+from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.models.tables import table_specs
 from dlrm_scale.schema import CATEGORY_COLUMNS
 from dlrm_scale.train.run_folder import resolve_run

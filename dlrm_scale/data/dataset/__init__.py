@@ -1,0 +1,1 @@
+"""The dataset on disk: immutable Arrow parts, their manifest and splits."""

@@ -1,0 +1,1 @@
+"""A dataset to the formats of other tools."""

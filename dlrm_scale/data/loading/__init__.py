@@ -1,0 +1,1 @@
+"""A dataset's rows to batches in a reproducible order, from any position."""

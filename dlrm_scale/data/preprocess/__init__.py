@@ -1,0 +1,1 @@
+"""Raw input to a dataset, in two passes that survive a kill."""

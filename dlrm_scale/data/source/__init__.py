@@ -1,0 +1,1 @@
+"""Raw input, a text, .npy or Parquet file, to blocks of checked columns."""

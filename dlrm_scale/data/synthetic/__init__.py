@@ -1,0 +1,1 @@
+"""Criteo-format rows from a planted model."""

@@ -1,0 +1,1 @@
+"""Runs a training in short differential trials and says what holds it up."""

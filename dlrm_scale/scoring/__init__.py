@@ -1,0 +1,1 @@
+"""Evaluates and predicts with a trained model."""

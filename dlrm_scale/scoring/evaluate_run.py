@@ -1,0 +1,138 @@
+"""Evaluating a run's checkpoint on a dataset, on any number of ranks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlrm_scale.config import Config
+from dlrm_scale.data.dataset.dataset import Dataset
+from dlrm_scale.data.loading.loader import EvalLoader
+from dlrm_scale.errors import CheckpointError, DatasetError, TrainingError
+from dlrm_scale.install import check_install
+from dlrm_scale.sharding.eval_pipeline import EvalPipeline
+from dlrm_scale.sharding.pipeline import make_eval_pipeline
+from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
+from dlrm_scale.train.evaluate import evaluate_slices
+from dlrm_scale.train.metrics.metrics import ClickMetrics
+from dlrm_scale.train.metrics.row_slices import make_slices
+from dlrm_scale.train.metrics.score_ranking import auc_kind
+from dlrm_scale.train.resume import RestoredRun, agree_on_chain, restore_run
+from dlrm_scale.train.run_folder import RunFolder
+from dlrm_scale.train.setup import build_on_ranks, device_kind, pipeline_kind, set_threads
+from dlrm_scale.train.stop import StopRequest
+
+__all__ = ["EvaluationRequest", "EvaluationResult", "evaluate_rank", "interrupted", "restored_pipeline"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRequest:
+    """What to evaluate.
+
+    Attributes:
+        config: the run's saved config.
+        run: its folder.
+        data: the dataset's folder.
+        split: `validation`, `test` or `train`.
+        step: checkpoint of this step; None for the newest.
+        manifest: name of the checkpoint's manifest, which goes before `step`; or "".
+        by: what the rows are sliced by, `day` or a category column; or "".
+        top: values of a column that have slices of their own.
+    """
+
+    config: Config
+    run: str
+    data: str
+    split: str
+    step: int | None
+    manifest: str = ""
+    by: str = ""
+    top: int = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationResult:
+    """Metrics and what they were measured on.
+
+    Attributes:
+        step: of the checkpoint.
+        metrics: over all rows of the split.
+        notes: damaged checkpoints that were skipped.
+        slices: over the rows of each slice, by its name.
+    """
+
+    step: int
+    metrics: ClickMetrics
+    notes: list[str]
+    slices: Mapping[str, ClickMetrics]
+
+
+def evaluate_rank(request: EvaluationRequest, stop: StopRequest) -> EvaluationResult:
+    """Restore and score on this rank; called on every rank with the same request.
+
+    Raises:
+        CheckpointError: no checkpoint, or one that doesn't fit; DatasetError: a dataset that doesn't fit.
+        ConfigError: slices that can't be made.
+        TrainingError: a signal ended it.
+    """
+    config = request.config
+    kind = device_kind(config)
+    check_install(device=kind)
+    ranks = init_ranks(kind, config.train.collective_timeout_seconds)
+    try:
+        set_threads(config, ranks.local_ranks)
+        dataset = Dataset.open(Path(request.data))
+        if dataset.manifest.statistics.get("labeled") is False:
+            raise DatasetError(
+                f"{dataset.path}: its rows have no labels (--unlabeled), so there is nothing to compare scores with",
+                remedy="evaluate on labeled rows, or score these with `dlrm-scale predict`",
+            )
+        slices = make_slices(request.by, dataset, request.split, request.top) if request.by else None
+        restored, pipeline = restored_pipeline(config, dataset, ranks, request.run, request.step, request.manifest)
+        batches = EvalLoader(
+            dataset,
+            split=request.split,
+            batch_size=config.train.validation_batch_size or config.data.batch_size,
+            rank=ranks.rank,
+            ranks=ranks.ranks,
+            pin_memory=ranks.device.type == "cuda",
+        )
+        auc = auc_kind(config.train.auc, batches.rows)
+        evaluation = evaluate_slices(pipeline.run, batches, ranks, stop, auc=auc, slices=slices)
+        if evaluation is None:
+            raise interrupted(stop)
+        return EvaluationResult(
+            step=restored.step, metrics=evaluation.metrics, notes=restored.notes, slices=evaluation.slices
+        )
+    finally:
+        close_ranks()
+
+
+def restored_pipeline(
+    config: Config, dataset: Dataset, ranks: Ranks, run: str, step: int | None, manifest: str
+) -> tuple[RestoredRun, EvalPipeline]:
+    """Build the model, fill it from a checkpoint and make a pipeline that scores with it; a collective.
+
+    Args:
+        config: of the run.
+        dataset: what is scored.
+        ranks: the process group.
+        run: folder of the run.
+        step: checkpoint of this step; None for the newest.
+        manifest: name of the checkpoint's manifest, which goes before `step`; or "".
+
+    Raises:
+        CheckpointError: no checkpoint, or one that doesn't fit; DatasetError: a dataset that doesn't fit.
+    """
+    model = build_on_ranks(config, dataset, ranks)
+    chain = agree_on_chain(RunFolder(path=Path(run)).checkpoints, ranks, step, manifest=manifest)
+    if chain is None:
+        raise CheckpointError(f"run {run} has no checkpoint", remedy="train it first")
+    restored = restore_run(chain, config, model.sharded, dataset, ranks, position=False)
+    return restored, make_eval_pipeline(model.sharded, pipeline_kind(config, ranks.device))
+
+
+def interrupted(stop: StopRequest) -> TrainingError:
+    """What to raise when a signal ended the work."""
+    error = TrainingError(f"stopped by {stop.signal_name or 'a signal to another rank'}")
+    error.exit_code = 130
+    return error

@@ -1,0 +1,1 @@
+"""The memory a run will take, whether it is there, and what it took."""

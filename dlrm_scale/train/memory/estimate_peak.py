@@ -1,0 +1,220 @@
+"""What a run will take on this rank, item by item, before its tables are allocated.
+
+Counted exactly: tables, their state and maps, dense parameters, windows, batches. Estimated: activations, from layer
+sizes; what a process grows by that no size explains, from measurements.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dlrm_scale.checkpoint.snapshot import STAGING_LIMIT_BYTES
+from dlrm_scale.config import Config
+from dlrm_scale.data.dataset.dataset import Dataset
+from dlrm_scale.data.loading.loader import BATCHES_IN_USE, TrainLoader
+from dlrm_scale.data.loading.row_kernels import RAGGED_ROW_WORDS, ROW_WORDS
+from dlrm_scale.layout import ShardLayout, ShardRegion
+from dlrm_scale.models.size_estimate import dense_sizes
+from dlrm_scale.schema import CATEGORY_COLUMNS, INTEGER_COLUMNS
+from dlrm_scale.sharding.memory_estimate import table_memory
+from dlrm_scale.sharding.plan_file import state_bytes
+from dlrm_scale.sharding.ranks import Ranks
+from dlrm_scale.train.memory.process_memory import resident_bytes
+from dlrm_scale.units import MIB
+
+__all__ = ["MemoryEstimate", "MemoryItem", "estimate_dense", "estimate_memory"]
+
+_DENSE_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
+_VECTOR_COPIES = 3
+"""Of a row's pooled vectors: as looked up, exchanged, joined with the bottom MLP's, and some gradients (measured)."""
+_ACTIVATION_COPIES = 1.25
+"""Activations, and those gradients that are alive at one time (measured on an MLP and a DCNv2)."""
+_ID_COPIES = 10
+"""Of a lookup's 8-byte id: in the exchange, and sorted by row in the backward pass."""
+_RECORD_BATCHES_BYTES = 12 * MIB
+_GROWTH_BYTES = 128 * MIB
+"""Compiled numba functions, threads, allocator and library buffers that come with the first steps (CPU, measured)."""
+_GROWTH_RANK_0_BYTES = 16 * MIB
+"""TensorBoard and metrics, on rank 0."""
+_SCORE_BYTES = 12
+"""Of a validation row: its logit to rank, and room to sort and exchange them."""
+_UNKNOWN_POOLING = 4.0
+"""Ids a row of a multi-hot column, where the dataset doesn't say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryItem:
+    """One use of memory.
+
+    Attributes:
+        name: for people.
+        size_bytes: predicted.
+        on_device: in the memory of the GPU; everything is in main memory on CPU.
+    """
+
+    name: str
+    size_bytes: int
+    on_device: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryEstimate:
+    """One rank's memory.
+
+    Attributes:
+        rank: which.
+        items: what is still to be allocated.
+        held_bytes: main memory that the process has already, libraries included.
+        largest_table: the table with most bytes here, or "".
+        largest_table_type: its sharding type.
+    """
+
+    rank: int
+    items: tuple[MemoryItem, ...]
+    held_bytes: int
+    largest_table: str = ""
+    largest_table_type: str = ""
+
+    @property
+    def host_bytes(self) -> int:
+        """Main memory to come."""
+        return sum(item.size_bytes for item in self.items if not item.on_device)
+
+    @property
+    def device_bytes(self) -> int:
+        """GPU memory to come; 0 on CPU."""
+        return sum(item.size_bytes for item in self.items if item.on_device)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Main memory of the process at its peak."""
+        return self.held_bytes + self.host_bytes
+
+
+def estimate_memory(
+    config: Config, dataset: Dataset, layout: ShardLayout, loader: TrainLoader, ranks: Ranks
+) -> MemoryEstimate:
+    """Predict this rank's memory.
+
+    Args:
+        config: the whole run's.
+        dataset: its multi-hot columns set the size of batches.
+        layout: the plan.
+        loader: before it has read anything.
+        ranks: the process group.
+    """
+    on_gpu = ranks.device.type == "cuda"
+    tables = table_memory(layout, ranks.rank, config.sparse_optimizer.kind)
+    dense = dense_sizes(config.model, len(layout.tables))
+    rows = -(-config.data.batch_size // ranks.ranks)
+    pooling = _pooling(dataset)
+    batch_bytes = _batch_bytes(rows, pooling)
+    validation_rows = -(-(config.train.validation_batch_size or config.data.batch_size) // ranks.ranks)
+    states = _DENSE_STATES[config.dense_optimizer.kind]
+    slices = min(config.train.micro_batches, rows)
+    activations = int(4 * dense.activations_per_row * -(-rows // slices) * _ACTIVATION_COPIES)
+    vectors = (
+        4 * rows * _VECTOR_COPIES * max(dense.vectors_per_row, _looked_up_columns(layout, ranks.rank, ranks.ranks))
+    )
+    batches = (config.data.prefetch_batches + BATCHES_IN_USE) * batch_bytes
+    device = [
+        ("tables", tables.weights),
+        ("data-parallel tables", tables.replicas),
+        ("gradients of data-parallel tables", tables.replica_gradients),
+        ("optimizer state of tables", tables.optimizer_state),
+        ("maps of touched rows", tables.touched_rows),
+        ("dense parameters, gradients and state", 4 * dense.parameters * (3 + states)),
+        ("activations", activations + vectors + int(8 * rows * sum(pooling) * _ID_COPIES)),
+        ("batches on the device", 4 * batch_bytes if on_gpu else 0),
+    ]
+    host = [
+        ("windows of the loader", _window_bytes(loader, ranks, pooling) + _RECORD_BATCHES_BYTES),
+        ("batches", batches + (config.data.prefetch_batches + BATCHES_IN_USE) * _batch_bytes(validation_rows, pooling)),
+        ("scores of a validation", _SCORE_BYTES * -(-dataset.split_rows("validation") // ranks.ranks)),
+        ("staging of checkpoints", _staging_bytes(config, layout, ranks.rank, pooling)),
+        ("dense copy of checkpoints", 4 * dense.parameters * (1 + states) if ranks.rank == 0 else 0),
+        ("growth of the process", _GROWTH_BYTES + (_GROWTH_RANK_0_BYTES if ranks.rank == 0 else 0)),
+    ]
+    return MemoryEstimate(
+        rank=ranks.rank,
+        items=tuple(
+            MemoryItem(name=name, size_bytes=size, on_device=on_gpu and part is device)
+            for part in (device, host)
+            for name, size in part
+            if size
+        ),
+        held_bytes=resident_bytes(),
+        largest_table=tables.largest_table,
+        largest_table_type=layout.table(tables.largest_table).sharding_type if tables.largest_table else "",
+    )
+
+
+def estimate_dense(config: Config, tables: int, ranks: Ranks) -> MemoryEstimate:
+    """Predict what the dense part alone takes: it is built, in main memory, before there is a plan.
+
+    Args:
+        config: the whole run's.
+        tables: number of tables.
+        ranks: the process group.
+    """
+    copies = 3 + _DENSE_STATES[config.dense_optimizer.kind] if ranks.device.type == "cpu" else 1
+    size_bytes = 4 * dense_sizes(config.model, tables).parameters * copies
+    item = MemoryItem(name="dense parameters, gradients and state", size_bytes=size_bytes)
+    return MemoryEstimate(rank=ranks.rank, items=(item,), held_bytes=resident_bytes())
+
+
+def _pooling(dataset: Dataset) -> list[float]:
+    """Mean number of ids of each column in a row."""
+    found = []
+    for column in dataset.manifest.columns:
+        known = column.statistics.get("pooling")
+        known = float(known) if isinstance(known, int | float) else _UNKNOWN_POOLING
+        found.append(known if column.multi_hot else 1.0)
+    return found
+
+
+def _batch_bytes(rows: int, pooling: Sequence[float]) -> int:
+    lengths_and_offsets = 8 * len(CATEGORY_COLUMNS) if any(ids != 1 for ids in pooling) else 0
+    a_row = 4 * (1 + len(INTEGER_COLUMNS)) + 8 * sum(pooling) + lengths_and_offsets
+    return int(rows * a_row * 9 / 8)  # buffers have an eighth to spare
+
+
+def _window_bytes(loader: TrainLoader, ranks: Ranks, pooling: Sequence[float]) -> int:
+    order = loader.order
+    rows = len(order.rank_streams(ranks.rank, ranks.ranks)) * min(order.largest_window_rows, order.rows)
+    bags = sum(ids for ids in pooling if ids != 1)
+    words = (RAGGED_ROW_WORDS + 2 * 1.25 * bags) if bags else ROW_WORDS
+    return int(4 * words * rows)
+
+
+def _looked_up_columns(layout: ShardLayout, rank: int, ranks: int) -> int:
+    """Columns that this rank looks up for every row of the global batch, as if for its own rows alone."""
+    columns = 0
+    for table in layout.tables:
+        if table.replicated:
+            columns += table.spec.dim
+            continue
+        here = [r for r in table.regions if r.rank == rank and r.rows]
+        columns += ranks * sum({(r.column_start, r.column_end): r.columns for r in here}.values())
+    return columns
+
+
+def _staging_bytes(config: Config, layout: ShardLayout, rank: int, pooling: Sequence[float]) -> int:
+    """A snapshot of everything if that is staged, else of as many rows as the steps between two saves can touch."""
+    optimizer = config.sparse_optimizer.kind
+    held = [
+        region
+        for table in layout.tables
+        for region in table.regions
+        if region.rank == rank and (not table.replicated or rank == 0)
+    ]
+    whole = sum(_rows_bytes(r, r.rows, optimizer) for r in held)
+    if whole <= STAGING_LIMIT_BYTES:
+        return whole
+    steps = config.checkpoint.every_steps or config.train.max_steps or 1 << 40
+    ids = {t.spec.name: int(config.data.batch_size * steps * p) for t, p in zip(layout.tables, pooling, strict=True)}
+    touched = sum(_rows_bytes(r, min(r.rows, ids[r.table]), optimizer) for r in held)
+    return min(STAGING_LIMIT_BYTES, touched)
+
+
+def _rows_bytes(region: ShardRegion, rows: int, optimizer: str) -> int:
+    return rows * 4 * (region.columns + 1) + state_bytes(rows, region.columns, optimizer)

@@ -1,0 +1,1 @@
+"""AUC, logloss and what else is told of scores."""
