@@ -60,8 +60,8 @@ def _memory_bytes(entry: str) -> int:
 
 def parse_and_transform(files: list[Path], folder: Path, options: Options, *, keep: bool = False) -> list[Any]:
     """Read rows and make features, on one thread; ids stay raw. Nothing is written."""
-    from dlrm_scale.data.transforms import dense_features
-    from dlrm_scale.data.tsv import TextSource
+    from dlrm_scale.data.preprocess.transforms import dense_features
+    from dlrm_scale.data.source.tsv import TextSource
 
     kept = []
     for file in files:
@@ -77,7 +77,7 @@ def parse_and_transform(files: list[Path], folder: Path, options: Options, *, ke
 
 def dataset(files: list[Path], folder: Path, options: Options) -> None:
     """Call what `dlrm-scale preprocess` calls."""
-    from dlrm_scale.data.preprocess import PreprocessOptions, preprocess
+    from dlrm_scale.data.preprocess.preprocess import PreprocessOptions, preprocess
 
     known = {field.name for field in dataclasses.fields(PreprocessOptions)}
     if unknown := options.keys() - known:
@@ -105,7 +105,7 @@ def command(files: list[Path], folder: Path, options: Options) -> None:
 
 def check(files: list[Path], folder: Path, options: Options) -> None:
     """Raise unless all contenders make the same of a small input: features, raw ids, and who shares a table row."""
-    from dlrm_scale.data.dataset import Dataset
+    from dlrm_scale.data.dataset.dataset import Dataset
 
     blocks = parse_and_transform(files, folder, {}, keep=True)
     dense, ids = (np.concatenate([block[k] for block in blocks]) for k in (0, 1))
