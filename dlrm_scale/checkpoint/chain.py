@@ -7,12 +7,11 @@ meaning (trainer start, sequence number): a later start's commits replace what a
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from dlrm_scale.checkpoint.format import file_fault
 from dlrm_scale.checkpoint.manifest import FORMAT_MAJOR, Manifest, parse_manifest, parse_manifest_name
-from dlrm_scale.checkpoint.storage import LocalStorage
+from dlrm_scale.checkpoint.storage import Location, Storage, open_storage
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.units import MIB
 
@@ -56,13 +55,13 @@ class Chain:
     """A baseline and its deltas in the order in which they are applied.
 
     Attributes:
-        root: folder of the checkpoints.
+        storage: where the checkpoints are.
         manifests: the first is the baseline, the last the checkpoint to resume from.
         tip_sha256: of the last manifest.
         skipped: newer checkpoints that can't be used, and why.
     """
 
-    root: Path
+    storage: Storage
     manifests: tuple[Manifest, ...]
     tip_sha256: str
     skipped: tuple[Skipped, ...] = ()
@@ -103,17 +102,17 @@ class ManifestFile:
     reason: str | None
 
 
-def read_manifests(storage: LocalStorage) -> list[ManifestFile]:
+def read_manifests(storage: Storage) -> list[ManifestFile]:
     """Read every manifest, oldest first; temporary ones are left out, unreadable ones carry the reason."""
     names = [name for name in storage.list_names("manifests") if parse_manifest_name(name) is not None]
     return [_read_manifest(storage, name) for name in sorted(names, key=_age)]
 
 
-def find_chain(root: Path, *, verify: Literal["size", "full"] = "size") -> Chain | None:
+def find_chain(location: Location, *, verify: Literal["size", "full"] = "size") -> Chain | None:
     """Find the newest checkpoint whose whole chain is valid.
 
     Args:
-        root: folder of the checkpoints.
+        location: of the checkpoints.
         verify: `size` checks that every data file is there with its size, `full` reads and hashes all of them.
 
     Returns:
@@ -122,7 +121,7 @@ def find_chain(root: Path, *, verify: Literal["size", "full"] = "size") -> Chain
     Raises:
         CheckpointError: there are checkpoints and none is valid, or they have a newer format.
     """
-    storage = LocalStorage(Path(root))
+    storage = open_storage(location)
     check_format(storage)
     names = [name for name in storage.list_names("manifests") if parse_manifest_name(name) is not None]
     finder = _Finder(storage, read_all=verify == "full")
@@ -131,34 +130,34 @@ def find_chain(root: Path, *, verify: Literal["size", "full"] = "size") -> Chain
         found = finder.chain_of(name)
         if isinstance(found, Chain):
             return Chain(
-                root=storage.root, manifests=found.manifests, tip_sha256=found.tip_sha256, skipped=tuple(skipped)
+                storage=storage, manifests=found.manifests, tip_sha256=found.tip_sha256, skipped=tuple(skipped)
             )
         tip = finder.manifest(name).manifest
         skipped.append(Skipped(name=name, step=tip.step if tip else None, reason=found))
     if skipped:
         listed = "\n  ".join(str(skip) for skip in skipped)
         raise CheckpointError(
-            f"no checkpoint in {root} is valid:\n  {listed}",
+            f"no checkpoint in {storage.address} is valid:\n  {listed}",
             remedy="restore the named files from a copy, or start a new run in another run.path",
         )
     return None
 
 
-def open_chain(root: Path, name: str) -> Chain:
+def open_chain(location: Location, name: str) -> Chain:
     """Open the chain that ends in manifest `name`: what rank 0 found and told the others.
 
     Raises:
         CheckpointError: it can't be read or isn't valid.
     """
-    storage = LocalStorage(Path(root))
+    storage = open_storage(location)
     check_format(storage)
     found = _Finder(storage, read_all=False).chain_of(name)
     if isinstance(found, Chain):
         return found
-    raise CheckpointError(f"{name} in {root} can't be used: {found}")
+    raise CheckpointError(f"{name} in {storage.address} can't be used: {found}")
 
 
-def check_format(storage: LocalStorage) -> None:
+def check_format(storage: Storage) -> None:
     """Check the folder's FORMAT file, if there is one.
 
     Raises:
@@ -174,7 +173,7 @@ def check_format(storage: LocalStorage) -> None:
         return
     if isinstance(major, int) and major > FORMAT_MAJOR:
         raise CheckpointError(
-            f"{storage.root} has format version {major}, this program reads up to {FORMAT_MAJOR}",
+            f"{storage.address} has format version {major}, this program reads up to {FORMAT_MAJOR}",
             remedy="use the version of dlrm-scale that wrote it, or a newer one",
         )
 
@@ -182,7 +181,7 @@ def check_format(storage: LocalStorage) -> None:
 class _Finder:
     """Follows parents; each manifest and each data file is looked at once."""
 
-    def __init__(self, storage: LocalStorage, *, read_all: bool) -> None:
+    def __init__(self, storage: Storage, *, read_all: bool) -> None:
         self._storage = storage
         self._read_all = read_all
         self._manifests: dict[str, ManifestFile] = {}
@@ -216,7 +215,7 @@ class _Finder:
         schemas = [manifest.table_schema() for manifest in links]
         if any(schema != schemas[0] for schema in schemas):
             return "its checkpoints have different tables"
-        return Chain(root=self._storage.root, manifests=tuple(reversed(links)), tip_sha256=tip.sha256)
+        return Chain(storage=self._storage, manifests=tuple(reversed(links)), tip_sha256=tip.sha256)
 
     def _fault(self, manifest: Manifest) -> str | None:
         if manifest.name not in self._faults:
@@ -230,7 +229,7 @@ class _Finder:
                 yield f"{file.name} {fault}"
 
 
-def _read_manifest(storage: LocalStorage, name: str) -> ManifestFile:
+def _read_manifest(storage: Storage, name: str) -> ManifestFile:
     try:
         manifest, digest = parse_manifest(storage.read(name, MANIFEST_LIMIT_BYTES), name)
     except FileNotFoundError:

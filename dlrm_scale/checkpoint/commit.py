@@ -28,7 +28,7 @@ from dlrm_scale.checkpoint.manifest import (
     serialize_manifest,
     temporary_name,
 )
-from dlrm_scale.checkpoint.storage import LocalStorage
+from dlrm_scale.checkpoint.storage import Storage
 from dlrm_scale.errors import CheckpointError
 
 __all__ = [
@@ -296,13 +296,13 @@ def _pauses() -> Iterator[float]:
         seconds = min(2 * seconds, _LONGEST_POLL_SECONDS)
 
 
-def newest_start(storage: LocalStorage) -> int:
+def newest_start(storage: Storage) -> int:
     """The highest number in `starts/`; 0 where there is none."""
     numbers = [name.removeprefix("starts/").removesuffix(".json") for name in storage.list_names("starts")]
     return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
-def commit_manifest(storage: LocalStorage, manifest: Manifest) -> str:
+def commit_manifest(storage: Storage, manifest: Manifest) -> str:
     """Check a manifest and link it to its final name, durably: the commit.
 
     Returns:
@@ -348,7 +348,7 @@ class FencedError(CheckpointError):
     """A newer trainer owns the folder."""
 
 
-def check_fence(storage: LocalStorage, start: int) -> None:
+def check_fence(storage: Storage, start: int) -> None:
     """Refuse to go on if a newer trainer has started in the folder.
 
     Raises:
@@ -357,6 +357,6 @@ def check_fence(storage: LocalStorage, start: int) -> None:
     newest = newest_start(storage)
     if newest > start:
         raise FencedError(
-            f"start {newest} has taken over {storage.root}; this is start {start}",
+            f"start {newest} has taken over {storage.address}; this is start {start}",
             remedy="stop one of the two trainers, or give each its own run.path",
         )

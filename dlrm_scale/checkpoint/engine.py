@@ -5,7 +5,6 @@ import time
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -23,7 +22,7 @@ from dlrm_scale.checkpoint.snapshot import (
     snapshot_bytes,
     table_records,
 )
-from dlrm_scale.checkpoint.storage import LocalStorage
+from dlrm_scale.checkpoint.storage import Location, open_storage
 from dlrm_scale.config import CheckpointConfig
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.layout import LocalShard, ShardLayout
@@ -80,7 +79,7 @@ class CheckpointEngine:
     """Saves the tables of all ranks; every method is called from the training thread, on every rank alike.
 
     Args:
-        root: folder that all ranks share; made if missing. One run, one root.
+        location: folder that all ranks share, made if missing, or URL. One run, one root.
         layout: all tables.
         shards: this rank's live shards, in the order of `touched`.
         touched: which rows changed since the last commit. Maps of replicated tables must be equal on all ranks
@@ -93,7 +92,6 @@ class CheckpointEngine:
         resumed_from: the chain that the shards were restored from; deltas go on from it where its tables still fit.
         pinned: manifests of checkpoints that are kept when old ones are removed; see `pin`.
         staging_limit_bytes: host memory for a copy of the rows; a larger save is written within the stall.
-        storage: where to; a parameter for fault injection.
 
     Raises:
         CheckpointError: the folder can't be used; on every rank.
@@ -102,7 +100,7 @@ class CheckpointEngine:
 
     def __init__(
         self,
-        root: Path,
+        location: Location,
         *,
         layout: ShardLayout,
         shards: Sequence[LocalShard],
@@ -115,7 +113,6 @@ class CheckpointEngine:
         resumed_from: Chain | None = None,
         pinned: Collection[str] = (),
         staging_limit_bytes: int = STAGING_LIMIT_BYTES,
-        storage: LocalStorage | None = None,
     ) -> None:
         if store is None:
             if ranks != 1:
@@ -127,7 +124,7 @@ class CheckpointEngine:
         if any(touched.current(index).numel() != shard.region.rows for index, shard in enumerate(shards)):
             raise ValueError(f"the touched rows of rank {rank} aren't in the order of its shards")
         tables = table_records(layout, shards)
-        storage = storage if storage is not None else LocalStorage(Path(root))
+        storage = open_storage(location)
         ballot = Ballot(store, rank=rank, ranks=ranks, timeout_seconds=config.vote_timeout_seconds)
         start = open_start(
             storage, ballot, rank=rank, layout=layout, tables=tables, optimizer=optimizer, resumed_from=resumed_from

@@ -18,7 +18,7 @@ import torch
 import xxhash
 
 from dlrm_scale.checkpoint.manifest import ITEM_BYTES, FileRecord, TensorRecord
-from dlrm_scale.checkpoint.storage import LocalStorage, ReadableFile
+from dlrm_scale.checkpoint.storage import ReadableFile, Storage
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.units import MIB
 
@@ -96,7 +96,7 @@ class WrittenFile:
 
 
 def write_file(
-    storage: LocalStorage,
+    storage: Storage,
     name: str,
     sources: Sequence[TensorSource],
     metadata: Mapping[str, str],
@@ -221,7 +221,7 @@ class BlockReader:
             raise CheckpointError(f"{place}: damaged, the hash doesn't match the manifest's")
 
 
-def file_fault(storage: LocalStorage, record: FileRecord, *, read_all: bool) -> str | None:
+def file_fault(storage: Storage, record: FileRecord, *, read_all: bool) -> str | None:
     """Compare a data file with its record: presence and size, and with `read_all` every byte.
 
     Returns:
@@ -240,7 +240,7 @@ def file_fault(storage: LocalStorage, record: FileRecord, *, read_all: bool) -> 
     return None
 
 
-def _hash_file(storage: LocalStorage, record: FileRecord) -> str:
+def _hash_file(storage: Storage, record: FileRecord) -> str:
     digest = xxhash.xxh3_128()
     with storage.open(record.name) as file:
         for chunk in _chunks(file, record.size_bytes):

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from dlrm_scale.checkpoint.codec import CODECS, stored_form
 from dlrm_scale.checkpoint.tiling import Rectangle, tiling_fault
 from dlrm_scale.errors import CheckpointError
 
@@ -24,6 +25,7 @@ __all__ = [
     "FORMAT_NAME",
     "ITEM_BYTES",
     "EntryRecord",
+    "ErrorRecord",
     "FileRecord",
     "Manifest",
     "ParentRecord",
@@ -42,7 +44,8 @@ __all__ = [
 
 FORMAT_NAME: Literal["dlrm_scale.checkpoint"] = "dlrm_scale.checkpoint"
 FORMAT_MAJOR = 1
-FORMAT_MINOR = 0
+FORMAT_MINOR = 1
+"""1 brought encoded values. A program of 1.0 reads what has none, and refuses an encoded tensor by its name."""
 
 ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "U8": 1, "I8": 1, "BOOL": 1}
 """Bytes of one element by safetensors' name of its type."""
@@ -65,8 +68,15 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, use_attribute_docstrings=True)
 
 
+class ErrorRecord(_Record):
+    """How far the decoded values of a tensor are from those that were saved; measured on all of them."""
+
+    max_absolute: Annotated[float, Field(ge=0)]
+    mean_absolute: Annotated[float, Field(ge=0)]
+
+
 class TensorRecord(_Record):
-    """One tensor of a data file."""
+    """One tensor of a data file, as it is stored."""
 
     name: str
     """Name in the safetensors header."""
@@ -79,14 +89,17 @@ class TensorRecord(_Record):
     """Of the tensor's bytes."""
     blocks: tuple[_Hash, ...] = ()
     """xxh3-128 of each block of the entry's `block_rows` rows; empty where there is only one block."""
-    codec: Literal["none"] = "none"
-    """How values are encoded; only uncompressed, exact ones so far."""
+    codec: str = "none"
+    """How values are encoded; see `codec`."""
+    error: ErrorRecord | None = None
+    """What encoding has lost; None for values that are stored themselves."""
 
 
 class EntryRecord(_Record):
     """Rows of one table within one rectangle of it.
 
     Without ids the rows are all of `[row_start, row_end)`; with ids they are the sorted global ids in tensor `ids`.
+    Where a delta is encoded, rows that would lose too much are in an entry of their own with the same bounds.
     """
 
     table: str
@@ -171,6 +184,10 @@ class Manifest(_Record):
     cursor: dict[str, Any]
     extra: dict[str, Any]
     versions: dict[str, str]
+    lossy: bool = False
+    """Some rows or state in it aren't exactly those that were trained: encoded here, or decoded by a merge."""
+    lossy_restores: _Count = 0
+    """How often, up to this checkpoint, training went on from values that had lost something."""
 
     @property
     def name(self) -> str:
@@ -282,6 +299,15 @@ def check_manifest(manifest: Manifest) -> None:
 
 
 def _fault(manifest: Manifest) -> str | None:
+    encoded = [t for f in manifest.files for t in _tensors(f) if t.codec != "none"]
+    for tensor in encoded:
+        if tensor.codec not in CODECS:
+            return (
+                f"tensor {tensor.name} has the codec {tensor.codec}, which format {FORMAT_MAJOR}.{FORMAT_MINOR} hasn't "
+                f"(the checkpoint is {manifest.major}.{manifest.minor}): read it with a newer dlrm-scale"
+            )
+    if encoded and (manifest.kind == "baseline" or not manifest.lossy):
+        return f"encoded tensors in a {'lossless ' if not manifest.lossy else ''}{manifest.kind}"
     if manifest.kind != "baseline" and manifest.parent is None:
         return f"a {manifest.kind} without parent"
     if manifest.covers[0] > manifest.covers[1] or manifest.covers[1] != manifest.seq:
@@ -301,13 +327,20 @@ def _fault(manifest: Manifest) -> str | None:
         return "a file is listed twice"
     rectangles: dict[str, list[Rectangle]] = {name: [] for name in tables}
     for file in manifest.files:
+        if any(tensor.codec != "none" for tensor in file.tensors.values()):
+            return f"{file.name} has an encoded tensor outside the tables"
+        seen: set[tuple[str, Rectangle]] = set()
         for entry in file.entries:
             if entry.table not in tables:
                 return f"{file.name} has rows of the unknown table {entry.table}"
             fault = _entry_fault(entry, tables[entry.table])
             if fault is not None:
                 return f"{file.name}, table {entry.table}: {fault}"
-            rectangles[entry.table].append((entry.row_start, entry.row_end, entry.column_start, entry.column_end))
+            rectangle = (entry.row_start, entry.row_end, entry.column_start, entry.column_end)
+            # The rows kept exact beside encoded ones; without ids a second entry would be the same rows twice.
+            if not (entry.has_ids and (entry.table, rectangle) in seen):
+                rectangles[entry.table].append(rectangle)
+            seen.add((entry.table, rectangle))
         for tensor in _tensors(file):
             size = math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
             if tensor.size_bytes != size or tensor.offset_bytes + size > file.size_bytes:
@@ -339,7 +372,7 @@ def _entry_fault(entry: EntryRecord, table: TableRecord) -> str | None:
         return f"tensors {sorted(entry.tensors)} instead of {sorted(shapes)}"
     blocks = -(-entry.rows // entry.block_rows)
     for name, tensor in entry.tensors.items():
-        if tensor.shape != shapes[name] or tensor.dtype not in dtypes[name]:
+        if (tensor.dtype, tensor.shape) not in [stored_form(tensor.codec, d, shapes[name]) for d in dtypes[name]]:
             return f"{name} is {tensor.dtype} {tensor.shape}"
         if len(tensor.blocks) != (blocks if blocks > 1 else 0):
             return f"{name} has {len(tensor.blocks)} block hashes instead of {blocks}"

@@ -13,7 +13,7 @@ from dlrm_scale.checkpoint.commit import Ballot, ChainState, newest_start
 from dlrm_scale.checkpoint.manifest import FORMAT_MAJOR, FORMAT_MINOR, FORMAT_NAME, TableRecord, parse_manifest_name
 from dlrm_scale.checkpoint.retention import sweep_orphans
 from dlrm_scale.checkpoint.schema_match import can_continue
-from dlrm_scale.checkpoint.storage import LocalStorage
+from dlrm_scale.checkpoint.storage import Storage
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.layout import ShardLayout
 
@@ -36,7 +36,7 @@ class Start:
 
 
 def open_start(
-    storage: LocalStorage,
+    storage: Storage,
     ballot: Ballot,
     *,
     rank: int,
@@ -72,7 +72,7 @@ def open_start(
     return start
 
 
-def _claim(storage: LocalStorage, layout: ShardLayout, chain: ChainState) -> Start:
+def _claim(storage: Storage, layout: ShardLayout, chain: ChainState) -> Start:
     storage.make_folders("data", "manifests", "starts")
     text = json.dumps({"format": FORMAT_NAME, "major": FORMAT_MAJOR, "minor": FORMAT_MINOR})
     with suppress(FileExistsError):
@@ -101,13 +101,13 @@ def _claim(storage: LocalStorage, layout: ShardLayout, chain: ChainState) -> Sta
 
 
 def _chain_state(
-    storage: LocalStorage,
+    storage: Storage,
     layout: ShardLayout,
     tables: Sequence[TableRecord],
     optimizer: str,
     resumed_from: Chain | None,
 ) -> ChainState:
-    if resumed_from is None or resumed_from.root.resolve() != storage.root.resolve():
+    if resumed_from is None or resumed_from.storage.address != storage.address:
         return ChainState()
     return ChainState(
         tip_name=resumed_from.tip.name,

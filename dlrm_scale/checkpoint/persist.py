@@ -36,7 +36,7 @@ from dlrm_scale.checkpoint.manifest import (
 )
 from dlrm_scale.checkpoint.retention import remove_old_chains
 from dlrm_scale.checkpoint.snapshot import ShardSnapshot
-from dlrm_scale.checkpoint.storage import LocalStorage
+from dlrm_scale.checkpoint.storage import Storage
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.layout import ShardLayout
 
@@ -100,7 +100,7 @@ class SaveWriter:
         now: a clock in Unix seconds.
     """
 
-    storage: LocalStorage
+    storage: Storage
     ballot: Ballot
     layout: ShardLayout
     tables: Sequence[TableRecord]

@@ -16,7 +16,7 @@ from dlrm_scale.checkpoint.format import DTYPE_NAMES, BlockReader
 from dlrm_scale.checkpoint.manifest import EntryRecord, FileRecord, Manifest
 from dlrm_scale.checkpoint.schema_match import check_row_state, check_schema
 from dlrm_scale.checkpoint.snapshot import check_regions
-from dlrm_scale.checkpoint.storage import LocalStorage, ReadableFile
+from dlrm_scale.checkpoint.storage import ReadableFile, Storage
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.layout import LocalShard, ShardLayout
 
@@ -76,13 +76,12 @@ def restore(
     check_regions(layout, shards, rank)
     check_schema(chain.tip, layout, shards, optimizer)
     resplit = check_row_state(chain.manifests, layout, allowed=allow_split_row_state)
-    storage = LocalStorage(chain.root)
     targets: dict[str, list[_Target]] = {}
     for shard in shards:
         if shard.region.rows and shard.region.columns:
             table = shard.region.table
             targets.setdefault(table, []).append(_Target(shard, resplit=table in resplit))
-    reader = _Restorer(storage, targets)
+    reader = _Restorer(chain.storage, targets)
     for manifest in chain.manifests:
         for file in manifest.files:
             reader.apply(file)
@@ -179,7 +178,7 @@ class _Place:
 
 
 class _Restorer:
-    def __init__(self, storage: LocalStorage, targets: dict[str, list[_Target]]) -> None:
+    def __init__(self, storage: Storage, targets: dict[str, list[_Target]]) -> None:
         self._storage = storage
         self._targets = targets
 

@@ -17,13 +17,13 @@ from dlrm_scale.checkpoint.manifest import (
     parse_manifest_name,
     parse_temporary_name,
 )
-from dlrm_scale.checkpoint.storage import LocalStorage
+from dlrm_scale.checkpoint.storage import Storage
 
 __all__ = ["remove_old_chains", "sweep_orphans"]
 
 
 def remove_old_chains(
-    storage: LocalStorage,
+    storage: Storage,
     *,
     tip_name: str,
     keep_baselines: int,
@@ -63,7 +63,7 @@ def remove_old_chains(
     return removed + _remove(storage, [file.name for manifest in old for file in manifest.files], progress)
 
 
-def sweep_orphans(storage: LocalStorage, *, start: int) -> list[str]:
+def sweep_orphans(storage: Storage, *, start: int) -> list[str]:
     """Remove data files that no manifest names, and temporary manifests; only before the ranks of a start write.
 
     Args:
@@ -96,7 +96,7 @@ def sweep_orphans(storage: LocalStorage, *, start: int) -> list[str]:
 
 
 def _history(
-    storage: LocalStorage, files: dict[str, ManifestFile], tip_name: str, keep_baselines: int
+    storage: Storage, files: dict[str, ManifestFile], tip_name: str, keep_baselines: int
 ) -> list[Manifest] | None:
     """Manifests from the tip back to the `keep_baselines`-th whole chain's baseline; None if there aren't so many."""
     history: list[Manifest] = []
@@ -130,7 +130,7 @@ def _with_bases(files: dict[str, ManifestFile], names: Collection[str]) -> set[s
     return found
 
 
-def _remove(storage: LocalStorage, names: list[str], progress: Callable[[], None] = lambda: None) -> list[str]:
+def _remove(storage: Storage, names: list[str], progress: Callable[[], None] = lambda: None) -> list[str]:
     for name in names:
         storage.remove(name)
         progress()

@@ -1,13 +1,12 @@
 """What checkpoints a folder holds and whether they are sound."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from dlrm_scale.checkpoint.chain import check_format, read_manifests
 from dlrm_scale.checkpoint.format import file_fault
 from dlrm_scale.checkpoint.manifest import Manifest, parse_manifest_name
-from dlrm_scale.checkpoint.storage import LocalStorage
+from dlrm_scale.checkpoint.storage import Location, Storage, open_storage
 from dlrm_scale.errors import CheckpointError
 
 __all__ = ["CheckpointRow", "Problem", "VerifyLevel", "list_checkpoints", "read_checkpoint", "verify"]
@@ -58,13 +57,13 @@ class CheckpointRow:
     name: str
 
 
-def list_checkpoints(root: Path) -> list[CheckpointRow]:
+def list_checkpoints(location: Location) -> list[CheckpointRow]:
     """List all checkpoints, oldest first; data files are checked for presence and size.
 
     Raises:
         CheckpointError: the folder is missing or has a newer format.
     """
-    storage = _open(root)
+    storage = _open(location)
     broken: dict[str, str] = {}
     rows = []
     for problem in _problems(storage, "size"):
@@ -89,21 +88,24 @@ def list_checkpoints(root: Path) -> list[CheckpointRow]:
     return rows
 
 
-def read_checkpoint(root: Path, seq: int) -> Manifest:
+def read_checkpoint(location: Location, seq: int) -> Manifest:
     """Read the manifest with a sequence number, the newest start's if there are several.
 
     Raises:
         CheckpointError: there is none, or it is damaged.
     """
-    files = [f for f in read_manifests(_open(root)) if (parse_manifest_name(f.name) or (-1,))[0] == seq]
+    storage = _open(location)
+    files = [f for f in read_manifests(storage) if (parse_manifest_name(f.name) or (-1,))[0] == seq]
     if not files:
-        raise CheckpointError(f"{root} has no checkpoint {seq}", remedy="list them with `dlrm-scale checkpoint ls`")
+        raise CheckpointError(
+            f"{storage.address} has no checkpoint {seq}", remedy="list them with `dlrm-scale checkpoint ls`"
+        )
     if files[-1].manifest is None:
         raise CheckpointError(str(files[-1].reason))
     return files[-1].manifest
 
 
-def verify(root: Path, level: VerifyLevel = "full") -> list[Problem]:
+def verify(location: Location, level: VerifyLevel = "full") -> list[Problem]:
     """Check every checkpoint of a folder.
 
     Returns:
@@ -112,18 +114,18 @@ def verify(root: Path, level: VerifyLevel = "full") -> list[Problem]:
     Raises:
         CheckpointError: the folder is missing or has a newer format.
     """
-    return _problems(_open(root), level)
+    return _problems(_open(location), level)
 
 
-def _open(root: Path) -> LocalStorage:
-    storage = LocalStorage(Path(root))
+def _open(location: Location) -> Storage:
+    storage = open_storage(location)
     if not storage.exists("manifests"):
-        raise CheckpointError(f"{root} holds no checkpoints", remedy="name a run's folder, as in runs/a")
+        raise CheckpointError(f"{storage.address} holds no checkpoints", remedy="name a run's folder, as in runs/a")
     check_format(storage)
     return storage
 
 
-def _problems(storage: LocalStorage, level: VerifyLevel) -> list[Problem]:
+def _problems(storage: Storage, level: VerifyLevel) -> list[Problem]:
     files = read_manifests(storage)
     by_name = {file.name: file for file in files}
     faults: dict[str, str] = {}

@@ -3,11 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from pathlib import Path
 
 import torch.distributed as dist
 
-from dlrm_scale.checkpoint import Chain, find_chain, list_checkpoints, open_chain, restore
+from dlrm_scale.checkpoint import (
+    Chain,
+    Location,
+    Storage,
+    find_chain,
+    list_checkpoints,
+    open_chain,
+    open_storage,
+    restore,
+)
 from dlrm_scale.config import Config
 from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.errors import CheckpointError
@@ -40,14 +48,14 @@ class RestoredRun:
     notes: list[str] = field(default_factory=list)
 
 
-def agree_on_chain(root: Path, ranks: Ranks, step: int | None = None, *, manifest: str = "") -> Chain | None:
+def agree_on_chain(location: Location, ranks: Ranks, step: int | None = None, *, manifest: str = "") -> Chain | None:
     """Find the newest valid checkpoint, the same on every rank.
 
     Rank 0 checks every hash of the newest, so that a damaged file is found before anything is restored; the others
     follow it. A checkpoint asked for by its step is checked while it is read.
 
     Args:
-        root: the run's checkpoints.
+        location: of the run's checkpoints.
         ranks: the process group.
         step: take the checkpoint of this step instead of the newest.
         manifest: take the checkpoint of this manifest, by its name; "" for one of the others.
@@ -55,15 +63,16 @@ def agree_on_chain(root: Path, ranks: Ranks, step: int | None = None, *, manifes
     Raises:
         CheckpointError: checkpoints exist but none is whole, or ranks see different files.
     """
+    storage = open_storage(location)
     verdict: object = None
     if ranks.rank == 0:
         try:
-            chain = open_chain(root, manifest) if manifest else _choose(root, step)
+            chain = open_chain(storage, manifest) if manifest else _choose(storage, step)
             verdict = (chain.tip.name, chain.tip_sha256, chain.skipped) if chain is not None else None
         except CheckpointError as error:
             verdict = error
         except OSError as error:
-            verdict = CheckpointError(f"{root} can't be read: {error}")
+            verdict = CheckpointError(f"{storage.address} can't be read: {error}")
     verdict = _broadcast_patiently(verdict, ranks)
     if isinstance(verdict, CheckpointError):
         raise verdict
@@ -73,13 +82,13 @@ def agree_on_chain(root: Path, ranks: Ranks, step: int | None = None, *, manifes
     name, expected, skipped = verdict
     failure: object = None
     try:
-        chain = open_chain(root, name)
+        chain = open_chain(storage, name)
         if chain.tip_sha256 != expected:
             raise CheckpointError(f"{name} is another one here than on rank 0")
     except CheckpointError as error:
         failure = error
     except OSError as error:
-        failure = CheckpointError(f"{root} can't be read: {error}")
+        failure = CheckpointError(f"{storage.address} can't be read: {error}")
     for rank, view in enumerate(ranks.gather_objects(failure)):
         if isinstance(view, CheckpointError):
             raise CheckpointError(
@@ -101,14 +110,16 @@ def _broadcast_patiently(value: object, ranks: Ranks) -> object:
     return holder[0]
 
 
-def _choose(root: Path, step: int | None) -> Chain | None:
+def _choose(storage: Storage, step: int | None) -> Chain | None:
     if step is None:
-        return find_chain(root, verify="full")
-    names = {row.step: row.name for row in list_checkpoints(root) if row.state == "ok"}
+        return find_chain(storage, verify="full")
+    names = {row.step: row.name for row in list_checkpoints(storage) if row.state == "ok"}
     if step not in names:
         known = ", ".join(map(str, sorted(s for s in names if s is not None))) or "none"
-        raise CheckpointError(f"{root} has no whole checkpoint of step {step}", remedy=f"name one of these: {known}")
-    return open_chain(root, names[step])
+        raise CheckpointError(
+            f"{storage.address} has no whole checkpoint of step {step}", remedy=f"name one of these: {known}"
+        )
+    return open_chain(storage, names[step])
 
 
 def restore_run(

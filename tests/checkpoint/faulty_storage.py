@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dlrm_scale.checkpoint.storage import LocalStorage, WritableFile
+from dlrm_scale.checkpoint.local_storage import LocalStorage, LocalWritableFile
 
 OPERATIONS = ("create", "write", "sync", "link", "remove", "sync_folder")
 
@@ -36,7 +36,7 @@ class TracedStorage(LocalStorage):
         self._trace = trace
 
     @contextmanager
-    def create(self, name: str) -> Iterator[WritableFile]:
+    def create(self, name: str) -> Iterator[LocalWritableFile]:
         self._trace.note("create", name)
         with super().create(name) as file:
             yield _TracedFile(file, self._trace)
@@ -54,8 +54,8 @@ class TracedStorage(LocalStorage):
         super().sync_folder(name)
 
 
-class _TracedFile(WritableFile):
-    def __init__(self, file: WritableFile, trace: Trace) -> None:
+class _TracedFile(LocalWritableFile):
+    def __init__(self, file: LocalWritableFile, trace: Trace) -> None:
         super().__init__(os.dup(file._descriptor), file.name)
         self._trace = trace
         self._closed = file

@@ -180,7 +180,7 @@ def train_rank(root: Path, acknowledge: int, rank: int, port: int) -> None:
     touched = TouchedRows([shard.region.rows for shard in shards])
     trace = Trace()
     engine = CheckpointEngine(
-        root,
+        TracedStorage(root, trace),
         layout=layout,
         shards=shards,
         touched=touched,
@@ -189,7 +189,6 @@ def train_rank(root: Path, acknowledge: int, rank: int, port: int) -> None:
         store=store,
         config=CheckpointConfig(vote_timeout_seconds=30),
         optimizer=OPTIMIZER,
-        storage=TracedStorage(root, trace),
     )
     for step in (0, 1):
         engine._ballot._timeout_seconds = 30 if step == 0 else 1

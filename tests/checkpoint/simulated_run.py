@@ -149,7 +149,7 @@ class Run:
         self.engines: list[CheckpointEngine] = on_ranks(
             self.ranks,
             lambda rank: CheckpointEngine(
-                root,
+                storages[rank] if storages else root,
                 layout=layout,
                 shards=self.shards[rank],
                 touched=self.touched[rank],
@@ -159,7 +159,6 @@ class Run:
                 config=settings,
                 optimizer=optimizer,
                 resumed_from=resumed_from,
-                storage=storages[rank] if storages else None,
                 staging_limit_bytes=staging_limit_bytes,
             ),
         )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dlrm_scale.checkpoint import find_chain, restore
-from dlrm_scale.checkpoint.storage import ReadableFile
+from dlrm_scale.checkpoint.local_storage import LocalReadableFile
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.layout import ShardLayout, ShardRegion, TableLayout
 from dlrm_scale.schema import TableSpec
@@ -201,13 +201,13 @@ def test_a_rank_reads_only_what_it_needs_of_a_row_wise_baseline(
     assert chain is not None
     layout = make_layout("row_wise", 4)
     read: list[int] = []
-    read_into = ReadableFile.read_into
+    read_into = LocalReadableFile.read_into
 
-    def counted(file: ReadableFile, buffer: memoryview, offset_bytes: int) -> None:
+    def counted(file: LocalReadableFile, buffer: memoryview, offset_bytes: int) -> None:
         read.append(len(buffer))
         read_into(file, buffer, offset_bytes)
 
-    monkeypatch.setattr(ReadableFile, "read_into", counted)
+    monkeypatch.setattr(LocalReadableFile, "read_into", counted)
     for rank in range(4):
         shards = shards_of(layout, run.truth, rank, blank=True)
         restore(chain, layout=layout, shards=shards, rank=rank, ranks=4, optimizer="sgd")

@@ -5,8 +5,8 @@ import threading
 from pathlib import Path
 
 from dlrm_scale.checkpoint import find_chain, list_checkpoints, open_chain, verify
+from dlrm_scale.checkpoint.local_storage import LocalStorage
 from dlrm_scale.checkpoint.retention import remove_old_chains, sweep_orphans
-from dlrm_scale.checkpoint.storage import LocalStorage
 from tests.checkpoint.faulty_storage import Trace, TracedStorage, fail_at
 from tests.checkpoint.simulated_run import TABLES, Run, load, load_chain, make_layout, make_truth, on_ranks
 
