@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from dlrm_scale.checkpoint.chain import Chain
-from dlrm_scale.checkpoint.format import DTYPE_NAMES, BlockReader
+from dlrm_scale.checkpoint.entry_reader import EntryReader
+from dlrm_scale.checkpoint.format import BlockReader
 from dlrm_scale.checkpoint.manifest import EntryRecord, FileRecord, Manifest
 from dlrm_scale.checkpoint.schema_match import check_row_state, check_schema
 from dlrm_scale.checkpoint.snapshot import check_regions
@@ -137,15 +138,14 @@ class _Target:
 
     def direct(self, name: str, entry: EntryRecord, place: "_Place", rows: int) -> torch.Tensor | None:
         """The live rows that a block may be read into without a copy: the same columns, in one piece, on CPU."""
-        region, record = self.shard.region, entry.tensors[name]
+        region = self.shard.region
         same_columns = (region.column_start, region.column_end) == (entry.column_start, entry.column_end)
-        collected = self.resplit and len(record.shape) == 1
+        live = (self.shard.weight if name == "weight" else self.shard.state[name]).detach()
+        collected = self.resplit and live.dim() == 1
         if not same_columns or collected or place.ids_local is not None or place.block_end - place.block_start != rows:
             return None
-        live = (self.shard.weight if name == "weight" else self.shard.state[name]).detach()
         part = live[place.shard_start : place.shard_start + rows]
-        fits = part.is_contiguous() and part.shape[1:] == record.shape[1:] and DTYPE_NAMES[part.dtype] == record.dtype
-        return part if fits and part.device.type == "cpu" else None
+        return part if part.is_contiguous() and part.device.type == "cpu" else None
 
     def finish(self) -> None:
         region = self.shard.region
@@ -207,29 +207,21 @@ class _Restorer:
             raise CheckpointError(f"can't open {record.name}: {error}") from error
 
     def _apply_entry(self, file: ReadableFile, entry: EntryRecord, targets: Sequence[_Target]) -> None:
-        readers = {name: BlockReader(file, t, entry.block_rows) for name, t in entry.tensors.items()}
-        previous_id = entry.row_start - 1
-        for index in range(-(-entry.rows // entry.block_rows)):
-            start = index * entry.block_rows
-            rows = min(entry.block_rows, entry.rows - start)
-            ids = None
-            if entry.has_ids:
-                ids = readers["ids"].read_block(index).long()
-                _check_ids(ids, previous_id, entry.row_end, file.name, entry.table)
-                previous_id = int(ids[-1])
+        reader = EntryReader(file, entry)
+        for index in range(reader.blocks):
+            start, rows = reader.place(index)
+            ids = reader.ids(index)
             places = [(t, _place(t, entry.row_start + start, rows, ids)) for t in targets]
             places = [(t, place) for t, place in places if place.block_end > place.block_start]
             if not places:
                 continue
-            for name, reader in readers.items():
-                if name == "ids":
-                    continue
+            for name in reader.names:
                 if len(places) == 1:
                     live = places[0][0].direct(name, entry, places[0][1], rows)
                     if live is not None:
-                        reader.read_block(index, into=live)
+                        reader.decoded(name, index, into=live)
                         continue
-                block = reader.read_block(index)
+                block = reader.decoded(name, index)
                 for target, place in places:
                     target.put(name, entry, place, block)
 
@@ -243,11 +235,6 @@ def _place(target: _Target, first_row: int, rows: int, ids: torch.Tensor | None)
     bounds = torch.tensor([region.row_start, region.row_end])
     low, high = torch.searchsorted(ids, bounds).tolist()
     return _Place(low, high, 0, ids[low:high] - region.row_start)
-
-
-def _check_ids(ids: torch.Tensor, previous: int, row_end: int, file: str, table: str) -> None:
-    if int(ids[0]) <= previous or int(ids[-1]) >= row_end or not bool((ids[1:] > ids[:-1]).all()):
-        raise CheckpointError(f"{file}: the ids of table {table} aren't sorted, distinct and inside their range")
 
 
 def _rank_file(manifest: Manifest, rank: int) -> FileRecord:
