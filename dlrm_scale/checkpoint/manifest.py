@@ -10,12 +10,20 @@ hash, version, shapes, places, that names stay inside `data/`, and that the row 
 import hashlib
 import json
 import math
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dlrm_scale.checkpoint.codec import CODECS, stored_form
+from dlrm_scale.checkpoint.file_names import (
+    DATA_PATTERN,
+    MANIFEST_PATTERN,
+    manifest_name,
+    merged_name,
+    parse_data_name,
+    parse_manifest_name,
+    parse_temporary_name,
+)
 from dlrm_scale.checkpoint.tiling import Rectangle, tiling_fault
 from dlrm_scale.errors import CheckpointError
 
@@ -28,6 +36,7 @@ __all__ = [
     "ErrorRecord",
     "FileRecord",
     "Manifest",
+    "MergeRecord",
     "ParentRecord",
     "StateRecord",
     "TableRecord",
@@ -45,7 +54,8 @@ __all__ = [
 FORMAT_NAME: Literal["dlrm_scale.checkpoint"] = "dlrm_scale.checkpoint"
 FORMAT_MAJOR = 1
 FORMAT_MINOR = 1
-"""1 brought encoded values. A program of 1.0 reads what has none, and refuses an encoded tensor by its name."""
+"""1 brought encoded values and merges. A program of 1.0 doesn't see merges, reads what isn't encoded, and refuses an
+encoded tensor by its name."""
 
 ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "U8": 1, "I8": 1, "BOOL": 1}
 """Bytes of one element by safetensors' name of its type."""
@@ -53,14 +63,9 @@ ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16"
 _Count = Annotated[int, Field(ge=0, lt=2**62)]
 _Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 _Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-_DATA_PATTERN = r"data/([0-9]{8,})-s([0-9]+)a[0-9]+-(r[0-9]+|dense)\.safetensors"
-_DataName = Annotated[str, Field(pattern=f"^{_DATA_PATTERN}$")]
-_ManifestName = Annotated[str, Field(pattern=r"^manifests/[0-9]{8,}-s[0-9]+\.json$")]
+_DataName = Annotated[str, Field(pattern=f"^{DATA_PATTERN}$")]
+_ManifestName = Annotated[str, Field(pattern=f"^{MANIFEST_PATTERN}$")]
 _DType = Literal["F64", "I64", "F32", "I32", "F16", "BF16", "I16", "U8", "I8", "BOOL"]
-
-_DATA_NAME = re.compile(_DATA_PATTERN)
-_MANIFEST_NAME = re.compile(r"manifests/([0-9]{8,})-s([0-9]+)\.json")
-_TEMPORARY_NAME = re.compile(r"manifests/\.([0-9]{8,})-s([0-9]+)a[0-9]+\.tmp")
 
 
 class _Record(BaseModel):
@@ -155,6 +160,17 @@ class ParentRecord(_Record):
     sha256: _Sha256
 
 
+class MergeRecord(_Record):
+    """What a manifest was merged from. It stands for a checkpoint of the trainer, whose manifest may be gone."""
+
+    number: _Count
+    """Of the merge: random, so that it has no other's file names."""
+    equal_to: ParentRecord
+    """The checkpoint with the same rows, state and position in the data: deltas on it can be applied to the merge."""
+    manifests: tuple[str, ...]
+    """What was read, oldest first."""
+
+
 class Manifest(_Record):
     """A committed checkpoint."""
 
@@ -171,6 +187,11 @@ class Manifest(_Record):
     """What a delta is applied to; of a baseline, only where it came from."""
     covers: tuple[_Count, _Count]
     """First and last sequence number whose changes it holds."""
+    earlier_deltas: _Count = 0
+    """Of a delta with all rows since its baseline: the deltas on the same baseline before it, which it supersedes and
+    which may be gone. With their bytes they are the history that Check-N-Run's rule needs after a resume."""
+    earlier_delta_bytes: _Count = 0
+    """Bytes of their data files."""
     step: _Count
     rows_consumed: _Count | None
     created_unix_seconds: float
@@ -184,6 +205,8 @@ class Manifest(_Record):
     cursor: dict[str, Any]
     extra: dict[str, Any]
     versions: dict[str, str]
+    merge: MergeRecord | None = None
+    """None of what a trainer wrote."""
     lossy: bool = False
     """Some rows or state in it aren't exactly those that were trained: encoded here, or decoded by a merge."""
     lossy_restores: _Count = 0
@@ -192,6 +215,8 @@ class Manifest(_Record):
     @property
     def name(self) -> str:
         """Name of its file."""
+        if self.merge is not None:
+            return merged_name(self.seq, self.start, self.merge.number)
         return manifest_name(self.seq, self.start)
 
     @property
@@ -216,29 +241,10 @@ class Manifest(_Record):
         return tuple(sorted({(e.column_start, e.column_end) for e in entries}))
 
 
-def manifest_name(seq: int, start: int) -> str:
-    """Name of the manifest with sequence number `seq` of trainer start `start`."""
-    return f"manifests/{seq:08d}-s{start}.json"
-
-
-def parse_manifest_name(name: str) -> tuple[int, int] | None:
-    """Sequence number and start in a manifest's name; None for any other file."""
-    return _numbers(_MANIFEST_NAME, name)
-
-
 def temporary_name(manifest: Manifest) -> str:
     """Name under which a manifest is written before the commit."""
-    return f"manifests/.{manifest.seq:08d}-s{manifest.start}a{manifest.attempt}.tmp"
-
-
-def parse_temporary_name(name: str) -> tuple[int, int] | None:
-    """Sequence number and start in the name of an uncommitted manifest; None for any other file."""
-    return _numbers(_TEMPORARY_NAME, name)
-
-
-def parse_data_name(name: str) -> tuple[int, int] | None:
-    """Sequence number and start in a data file's name; None for any other file."""
-    return _numbers(_DATA_NAME, name)
+    writer = f"a{manifest.attempt}" if manifest.merge is None else f"m{manifest.merge.number}"
+    return f"manifests/.{manifest.seq:08d}-s{manifest.start}{writer}.tmp"
 
 
 def serialize_manifest(manifest: Manifest) -> tuple[bytes, str]:
@@ -281,7 +287,7 @@ def parse_manifest(data: bytes, name: str) -> tuple[Manifest, str]:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         raise CheckpointError(f"{name} breaks the format at {place}: {first['msg']}") from error
-    if parse_manifest_name(name) != (manifest.seq, manifest.start):
+    if name != manifest.name:
         raise CheckpointError(f"{name} holds the manifest {manifest.name}")
     check_manifest(manifest)
     return manifest, digest
@@ -308,6 +314,10 @@ def _fault(manifest: Manifest) -> str | None:
             )
     if encoded and (manifest.kind == "baseline" or not manifest.lossy):
         return f"encoded tensors in a {'lossless ' if not manifest.lossy else ''}{manifest.kind}"
+    if (manifest.kind == "merged" and manifest.merge is None) or (manifest.kind == "delta" and manifest.merge):
+        return f"a {manifest.kind} {'without' if manifest.merge is None else 'with'} a record of a merge"
+    if manifest.merge is not None and manifest.merge.equal_to.name != manifest_name(manifest.seq, manifest.start):
+        return f"equal to {manifest.merge.equal_to.name}"
     if manifest.kind != "baseline" and manifest.parent is None:
         return f"a {manifest.kind} without parent"
     if manifest.covers[0] > manifest.covers[1] or manifest.covers[1] != manifest.seq:
@@ -377,11 +387,6 @@ def _entry_fault(entry: EntryRecord, table: TableRecord) -> str | None:
         if len(tensor.blocks) != (blocks if blocks > 1 else 0):
             return f"{name} has {len(tensor.blocks)} block hashes instead of {blocks}"
     return None
-
-
-def _numbers(pattern: re.Pattern[str], name: str) -> tuple[int, int] | None:
-    match = pattern.fullmatch(name)
-    return (int(match[1]), int(match[2])) if match else None
 
 
 def _canonical(value: object) -> bytes:
