@@ -1,22 +1,21 @@
 """Finds what to resume from: a baseline and the deltas after it, linked by the hashes of their manifests.
 
-There is no pointer to the latest checkpoint. The newest manifest whose whole chain is valid is the latest, newest
-meaning (trainer start, sequence number): a later start's commits replace what an older one wrote after the fork.
+There is no pointer to the latest checkpoint. The newest one that a valid chain leads to is the latest, newest meaning
+(trainer start, sequence number): a later start's commits replace what an older one wrote after the fork. Of several
+chains to it, through merges or not, the one is taken that a restore reads fastest (see `chain_search`).
 """
 
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from dlrm_scale.checkpoint.format import file_fault
-from dlrm_scale.checkpoint.manifest import FORMAT_MAJOR, Manifest, parse_manifest, parse_manifest_name
+from dlrm_scale.checkpoint.chain_search import ChainSearch
+from dlrm_scale.checkpoint.file_names import checkpoint_name, manifest_name
+from dlrm_scale.checkpoint.manifest import Manifest, ParentRecord
+from dlrm_scale.checkpoint.manifest_files import ManifestFile, check_format, checkpoint_age, read_manifests
 from dlrm_scale.checkpoint.storage import Location, Storage, open_storage
 from dlrm_scale.errors import CheckpointError
-from dlrm_scale.units import MIB
 
 __all__ = [
-    "MANIFEST_LIMIT_BYTES",
     "Chain",
     "ManifestFile",
     "Skipped",
@@ -25,9 +24,6 @@ __all__ = [
     "open_chain",
     "read_manifests",
 ]
-
-MANIFEST_LIMIT_BYTES = 512 * MIB
-"""A larger manifest is refused unread; 1 TiB of tables makes about 10 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +53,21 @@ class Chain:
     Attributes:
         storage: where the checkpoints are.
         manifests: the first is the baseline, the last the checkpoint to resume from.
-        tip_sha256: of the last manifest.
+        tip_sha256: hash by which deltas on the last one know it; of a merge that of the checkpoint it is equal to.
         skipped: newer checkpoints that can't be used, and why.
+        detours: what is wrong with files that the search for it met, and that this chain does without.
     """
 
     storage: Storage
     manifests: tuple[Manifest, ...]
     tip_sha256: str
     skipped: tuple[Skipped, ...] = ()
+    detours: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The trainer's manifest of the checkpoint to resume from, which may be gone where a merge stands for it."""
+        return manifest_name(self.tip.seq, self.tip.start)
 
     @property
     def tip(self) -> Manifest:
@@ -92,22 +95,6 @@ class Chain:
         return self.baseline_bytes + self.delta_bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class ManifestFile:
-    """A file in `manifests/`: its manifest and hash, or why it can't be read."""
-
-    name: str
-    manifest: Manifest | None
-    sha256: str
-    reason: str | None
-
-
-def read_manifests(storage: Storage) -> list[ManifestFile]:
-    """Read every manifest, oldest first; temporary ones are left out, unreadable ones carry the reason."""
-    names = [name for name in storage.list_names("manifests") if parse_manifest_name(name) is not None]
-    return [_read_manifest(storage, name) for name in sorted(names, key=_age)]
-
-
 def find_chain(location: Location, *, verify: Literal["size", "full"] = "size") -> Chain | None:
     """Find the newest checkpoint whose whole chain is valid.
 
@@ -123,17 +110,14 @@ def find_chain(location: Location, *, verify: Literal["size", "full"] = "size") 
     """
     storage = open_storage(location)
     check_format(storage)
-    names = [name for name in storage.list_names("manifests") if parse_manifest_name(name) is not None]
-    finder = _Finder(storage, read_all=verify == "full")
+    search = ChainSearch(storage, read_all=verify == "full")
     skipped: list[Skipped] = []
-    for name in sorted(names, key=_age, reverse=True):
-        found = finder.chain_of(name)
+    for name in reversed(search.checkpoints):
+        found = _chain_to(search, storage, search.named(name))
         if isinstance(found, Chain):
-            return Chain(
-                storage=storage, manifests=found.manifests, tip_sha256=found.tip_sha256, skipped=tuple(skipped)
-            )
-        tip = finder.manifest(name).manifest
-        skipped.append(Skipped(name=name, step=tip.step if tip else None, reason=found))
+            return replace(found, skipped=tuple(skipped))
+        steps = [file.manifest.step for file in search.files_of(name) if file.manifest is not None]
+        skipped.append(Skipped(name=name, step=steps[0] if steps else None, reason=found))
     if skipped:
         listed = "\n  ".join(str(skip) for skip in skipped)
         raise CheckpointError(
@@ -144,103 +128,37 @@ def find_chain(location: Location, *, verify: Literal["size", "full"] = "size") 
 
 
 def open_chain(location: Location, name: str) -> Chain:
-    """Open the chain that ends in manifest `name`: what rank 0 found and told the others.
+    """Open the cheapest chain to the checkpoint `name`: what rank 0 found and told the others.
+
+    Args:
+        location: of the checkpoints.
+        name: of its manifest, which may be gone where a merge stands for it; a merge's name means what it is equal to.
 
     Raises:
         CheckpointError: it can't be read or isn't valid.
     """
     storage = open_storage(location)
     check_format(storage)
-    found = _Finder(storage, read_all=False).chain_of(name)
+    search = ChainSearch(storage)
+    found = _chain_to(search, storage, search.named(checkpoint_name(name) or name))
     if isinstance(found, Chain):
         return found
     raise CheckpointError(f"{name} in {storage.address} can't be used: {found}")
 
 
-def check_format(storage: Storage) -> None:
-    """Check the folder's FORMAT file, if there is one.
-
-    Raises:
-        CheckpointError: it is of a newer major version.
-    """
-    if not storage.exists("FORMAT"):
-        return
-    try:
-        document = json.loads(storage.read("FORMAT", MIB))
-        major = document["major"]
-    except (OSError, EOFError, ValueError, TypeError, KeyError):
-        # Every manifest has the version too, under a hash.
-        return
-    if isinstance(major, int) and major > FORMAT_MAJOR:
-        raise CheckpointError(
-            f"{storage.address} has format version {major}, this program reads up to {FORMAT_MAJOR}",
-            remedy="use the version of dlrm-scale that wrote it, or a newer one",
-        )
-
-
-class _Finder:
-    """Follows parents; each manifest and each data file is looked at once."""
-
-    def __init__(self, storage: Storage, *, read_all: bool) -> None:
-        self._storage = storage
-        self._read_all = read_all
-        self._manifests: dict[str, ManifestFile] = {}
-        self._faults: dict[str, str | None] = {}
-
-    def manifest(self, name: str) -> ManifestFile:
-        if name not in self._manifests:
-            self._manifests[name] = _read_manifest(self._storage, name)
-        return self._manifests[name]
-
-    def chain_of(self, name: str) -> Chain | str:
-        """The chain that ends in `name`, or why there is none."""
-        tip = self.manifest(name)
-        links: list[Manifest] = []
-        current, expected = tip, tip.sha256
-        while True:
-            if current.manifest is None:
-                return current.reason or f"{current.name} can't be read"
-            if current.sha256 != expected:
-                return f"{current.name} isn't the one that {links[-1].name} was made from"
-            fault = self._fault(current.manifest)
-            if fault is not None:
-                return fault
-            links.append(current.manifest)
-            if current.manifest.kind == "baseline":
-                break
-            parent = current.manifest.parent
-            if parent is None:
-                return f"{current.name} has no parent"
-            current, expected = self.manifest(parent.name), parent.sha256
-        schemas = [manifest.table_schema() for manifest in links]
-        if any(schema != schemas[0] for schema in schemas):
-            return "its checkpoints have different tables"
-        return Chain(storage=self._storage, manifests=tuple(reversed(links)), tip_sha256=tip.sha256)
-
-    def _fault(self, manifest: Manifest) -> str | None:
-        if manifest.name not in self._faults:
-            self._faults[manifest.name] = next(self._file_faults(manifest), None)
-        return self._faults[manifest.name]
-
-    def _file_faults(self, manifest: Manifest) -> Iterator[str]:
-        for file in manifest.files:
-            fault = file_fault(self._storage, file, read_all=self._read_all)
-            if fault is not None:
-                yield f"{file.name} {fault}"
-
-
-def _read_manifest(storage: Storage, name: str) -> ManifestFile:
-    try:
-        manifest, digest = parse_manifest(storage.read(name, MANIFEST_LIMIT_BYTES), name)
-    except FileNotFoundError:
-        return ManifestFile(name=name, manifest=None, sha256="", reason=f"{name} is missing")
-    except (OSError, EOFError, ValueError) as error:
-        return ManifestFile(name=name, manifest=None, sha256="", reason=f"{name} can't be read: {error}")
-    except CheckpointError as error:
-        return ManifestFile(name=name, manifest=None, sha256="", reason=error.message)
-    return ManifestFile(name=name, manifest=manifest, sha256=digest, reason=None)
-
-
-def _age(name: str) -> tuple[int, int]:
-    seq, start = parse_manifest_name(name) or (0, 0)
-    return start, seq
+def _chain_to(search: ChainSearch, storage: Storage, checkpoint: ParentRecord | str) -> Chain | str:
+    """The chain to a checkpoint, or why there is none."""
+    if isinstance(checkpoint, str):
+        return checkpoint
+    path = search.path_to(checkpoint)
+    if isinstance(path, str):
+        return path
+    used, age = {file.name for file in path.files}, checkpoint_age(path.checkpoint.name)
+    return Chain(
+        storage=storage,
+        manifests=tuple(file.manifest for file in path.files if file.manifest is not None),
+        tip_sha256=path.checkpoint.sha256,
+        detours=tuple(
+            reason for name, reason in search.faults.items() if name not in used and checkpoint_age(name) <= age
+        ),
+    )
