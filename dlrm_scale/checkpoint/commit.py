@@ -29,6 +29,7 @@ from dlrm_scale.checkpoint.manifest import (
     temporary_name,
 )
 from dlrm_scale.checkpoint.storage import Storage
+from dlrm_scale.checkpoint.store_calls import UncertainWriteError
 from dlrm_scale.errors import CheckpointError
 
 __all__ = [
@@ -311,7 +312,7 @@ def commit_manifest(storage: Storage, manifest: Manifest) -> str:
     Raises:
         CheckpointError: it is inconsistent, a file isn't where rank 0 sees it, or its writer is fenced.
         OSError: it can't be written; there is no manifest.
-        UncertainCommitError: the link can't be made durable.
+        UncertainCommitError: the link can't be made durable, or a store doesn't say whether it has made it.
     """
     check_manifest(manifest)
     for file in manifest.files:
@@ -326,7 +327,10 @@ def commit_manifest(storage: Storage, manifest: Manifest) -> str:
     storage.write_durably(temporary, data)
     try:
         check_fence(storage, manifest.start)
-        storage.link(temporary, manifest.name)
+        try:
+            storage.link(temporary, manifest.name)
+        except UncertainWriteError as error:
+            raise UncertainCommitError(f"{manifest.name} may or may not be there: {error}") from error
         try:
             storage.sync_folder("manifests")
         except Exception as error:

@@ -76,6 +76,11 @@ class LocalStorage:
         """The folder's absolute path."""
         return str(self.root.resolve())
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """None: all promises are kept."""
+        return ()
+
     def _path(self, name: str) -> Path:
         return self.root / name
 

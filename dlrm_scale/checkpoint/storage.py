@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dlrm_scale.checkpoint.local_storage import LocalStorage
+from dlrm_scale.checkpoint.store_calls import Retries
 
 __all__ = ["Location", "ReadableFile", "Storage", "WritableFile", "open_storage"]
 
@@ -42,6 +43,10 @@ class Storage(Protocol):
     def address(self) -> str:
         """Absolute path or URL of the root: two storages of one address hold the same files."""
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Promises that can't be kept here, in words for the user; known after `make_folders`."""
+
     def make_folders(self, *names: str) -> None:
         """Make the root and folders in it, durably; those that exist are kept."""
 
@@ -50,6 +55,7 @@ class Storage(Protocol):
 
         Raises:
             FileExistsError: the name is taken.
+            UncertainWriteError: at the end, of remote storage: the file may be there, or still appear.
         """
 
     def write_durably(self, name: str, data: bytes) -> None:
@@ -66,6 +72,7 @@ class Storage(Protocol):
 
         Raises:
             FileExistsError: `target` exists.
+            UncertainWriteError: of remote storage: `target` may be there, or still appear.
         """
 
     def remove(self, name: str) -> None:
@@ -88,8 +95,24 @@ Location = str | Path | Storage
 """Where checkpoints are: a folder's path, a URL, or an open storage."""
 
 
-def open_storage(location: Location) -> Storage:
-    """Open the root of a run's checkpoints; one that is open already is returned as it is. Touches nothing."""
-    if isinstance(location, (str, Path)):
+def open_storage(location: Location, *, retries: Retries | None = None) -> Storage:
+    """Open the root of a run's checkpoints; one that is open already is returned as it is. Touches nothing.
+
+    Args:
+        location: a folder, `file://` or not; the URL of a store that fsspec knows; or an open storage.
+        retries: patience with a store; folders have none.
+
+    Raises:
+        CheckpointError: a URL that can't be opened, with what to install.
+    """
+    if not isinstance(location, (str, Path)):
+        return location
+    protocol, separator, rest = str(location).partition("://")
+    if not separator:
         return LocalStorage(Path(location))
-    return location
+    if protocol in ("file", "local"):
+        # with links, renames and syncs, which fsspec's own file system lacks
+        return LocalStorage(Path(rest))
+    from dlrm_scale.checkpoint.object_storage import open_object_storage
+
+    return open_object_storage(str(location), retries)
