@@ -222,8 +222,14 @@ class CheckpointConfig(_Section):
 
     every_steps: NonNegative = 500
     """Steps between checkpoints; 0: only at the end and on a signal."""
+    policy: Literal["consecutive", "one_shot", "intermittent"] = "consecutive"
+    """What a delta holds. consecutive: the rows touched since the checkpoint before, so a restore reads the baseline
+    and all deltas since. one_shot: all rows touched since the baseline, so it reads the baseline and one delta, and
+    the deltas before the last `keep_baselines` are removed. intermittent: as one_shot, with a new baseline once the
+    sizes of the deltas so far say that it pays (Check-N-Run's rule). A resumed run may change it."""
     baseline_ratio: Annotated[float, Field(gt=0)] = 1.0
-    """A new baseline is written when the deltas since the last one exceed this many times its bytes."""
+    """consecutive and one_shot: a new baseline is written when the deltas that a restore reads exceed this many times
+    its bytes."""
     keep_baselines: Positive = 2
     """Chains (a baseline with its deltas) that are kept; older files are removed after a commit."""
     on_failure: Literal["warn", "stop"] = "warn"

@@ -90,19 +90,20 @@ class Vote(_Message):
 
 
 class ChainState(_Message):
-    """Where the chain stands after the last commit: what the next save's kind depends on."""
+    """Where the chain stands after the last commit: what the next save depends on (see `policy`)."""
 
     tip_name: str | None = None
     tip_sha256: str | None = None
+    baseline_name: str | None = None
+    baseline_sha256: str | None = None
     baseline_bytes: int = 0
     delta_bytes: int = 0
+    """Of the deltas that a restore of the tip reads."""
+    history_deltas: int = 0
+    """Deltas committed since the baseline, each with all rows since it; deltas on one another count as one."""
+    history_bytes: int = 0
+    """Of these deltas, superseded ones included."""
     needs_baseline: bool = True
-
-    def next_kind(self, baseline_ratio: float) -> str:
-        """`baseline` or `delta`."""
-        if self.needs_baseline or self.tip_name is None:
-            return "baseline"
-        return "baseline" if self.delta_bytes > baseline_ratio * self.baseline_bytes else "delta"
 
 
 class Outcome(_Message):

@@ -13,6 +13,8 @@ from dlrm_scale.checkpoint.commit import Ballot, SaveKey, StoreLike, Vote
 from dlrm_scale.checkpoint.manifest import manifest_name
 from dlrm_scale.checkpoint.open_start import open_start
 from dlrm_scale.checkpoint.persist import PersistResult, PersistThread, SaveRequest, SaveWriter
+from dlrm_scale.checkpoint.policy import holds_all_since_baseline, next_kind
+from dlrm_scale.checkpoint.resumed_rows import mark_rows_of_deltas
 from dlrm_scale.checkpoint.snapshot import (
     STAGING_LIMIT_BYTES,
     HostStaging,
@@ -94,7 +96,7 @@ class CheckpointEngine:
         staging_limit_bytes: host memory for a copy of the rows; a larger save is written within the stall.
 
     Raises:
-        CheckpointError: the folder can't be used; on every rank.
+        CheckpointError: the folder can't be used, on every rank; or a delta of `resumed_from` can't be read.
         ValueError: the shards aren't those of the layout.
     """
 
@@ -144,11 +146,16 @@ class CheckpointEngine:
             rank=rank,
             start=start.number,
             optimizer=optimizer,
+            policy=config.policy,
             keep_baselines=config.keep_baselines,
             pinned=frozenset(pinned),
         )
         self._staging = HostStaging()
         self._staging_limit_bytes = staging_limit_bytes
+        if holds_all_since_baseline(config.policy):
+            touched.keep_since_baseline()
+            if resumed_from is not None and not start.chain.needs_baseline:
+                mark_rows_of_deltas(resumed_from, self._shards, touched.since_baseline())
         self._start = start.number
         self._chain = start.chain
         self._next_seq = start.next_seq
@@ -161,7 +168,7 @@ class CheckpointEngine:
     @property
     def next_kind(self) -> str:
         """What the next save will be, `baseline` or `delta`, if the one in flight succeeds."""
-        return self._chain.next_kind(self._config.baseline_ratio)
+        return next_kind(self._config.policy, self._chain, self._config.baseline_ratio)
 
     def save(
         self,
@@ -213,9 +220,11 @@ class CheckpointEngine:
         host_dense: dict[str, torch.Tensor] = {}
         host_rank_state: dict[str, torch.Tensor] = {}
         try:
-            frozen = self._touched.freeze()
-            snapshots = choose_rows(self._layout, self._shards, None if key.kind == "baseline" else frozen, self._rank)
-            del frozen
+            rows = self._touched.freeze()
+            if holds_all_since_baseline(self._config.policy):
+                rows = self._touched.since_baseline()
+            snapshots = choose_rows(self._layout, self._shards, None if key.kind == "baseline" else rows, self._rank)
+            del rows
             staged = snapshot_bytes(snapshots) <= self._staging_limit_bytes
             if staged:
                 self._staging.reserve(sum(snapshot.staging_bytes for snapshot in snapshots))
@@ -296,7 +305,7 @@ class CheckpointEngine:
             result = PersistResult(outcome=None, error=error, warning=None, persist_seconds=0.0)
         committed = result.outcome is not None and result.outcome.committed
         if committed:
-            self._touched.release()
+            self._touched.release(baseline=flight.key.kind == "baseline")
         else:
             self._touched.merge_back()
         if result.outcome is None:

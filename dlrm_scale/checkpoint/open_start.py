@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from dlrm_scale.checkpoint.chain import Chain, check_format
 from dlrm_scale.checkpoint.commit import Ballot, ChainState, newest_start
 from dlrm_scale.checkpoint.manifest import FORMAT_MAJOR, FORMAT_MINOR, FORMAT_NAME, TableRecord, parse_manifest_name
+from dlrm_scale.checkpoint.policy import chain_of
 from dlrm_scale.checkpoint.retention import sweep_orphans
 from dlrm_scale.checkpoint.schema_match import can_continue
 from dlrm_scale.checkpoint.storage import Storage
@@ -109,10 +110,4 @@ def _chain_state(
 ) -> ChainState:
     if resumed_from is None or resumed_from.storage.address != storage.address:
         return ChainState()
-    return ChainState(
-        tip_name=resumed_from.tip.name,
-        tip_sha256=resumed_from.tip_sha256,
-        baseline_bytes=resumed_from.baseline_bytes,
-        delta_bytes=resumed_from.delta_bytes,
-        needs_baseline=not can_continue(resumed_from.tip, layout, tables, optimizer),
-    )
+    return chain_of(resumed_from, needs_baseline=not can_continue(resumed_from.tip, layout, tables, optimizer))

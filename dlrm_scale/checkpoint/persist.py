@@ -31,10 +31,11 @@ from dlrm_scale.checkpoint.manifest import (
     FORMAT_NAME,
     FileRecord,
     Manifest,
-    ParentRecord,
     TableRecord,
+    parse_manifest_name,
 )
-from dlrm_scale.checkpoint.retention import remove_old_chains
+from dlrm_scale.checkpoint.policy import Policy, chain_after, holds_all_since_baseline, parent_of
+from dlrm_scale.checkpoint.retention import remove_old_chains, remove_superseded
 from dlrm_scale.checkpoint.snapshot import ShardSnapshot
 from dlrm_scale.checkpoint.storage import Storage
 from dlrm_scale.errors import CheckpointError
@@ -95,6 +96,7 @@ class SaveWriter:
         rank: this rank.
         start: number of the trainer's start.
         optimizer: name of the tables' optimizer.
+        policy: what deltas hold and are applied to.
         keep_baselines: chains that retention keeps.
         pinned: manifests of checkpoints that it keeps besides; replaced as a whole, by the training thread.
         now: a clock in Unix seconds.
@@ -107,6 +109,7 @@ class SaveWriter:
     rank: int
     start: int
     optimizer: str
+    policy: Policy
     keep_baselines: int
     pinned: frozenset[str] = frozenset()
     now: Callable[[], float] = field(default=time.time)
@@ -137,9 +140,8 @@ class SaveWriter:
             except Exception as error:
                 # The link decides, not the store: ranks that hear nothing keep their rows marked.
                 warning = f"the other ranks may not know the outcome: {_describe(error)}"
-            # Only a new baseline makes a chain old; reading all manifests after every delta would cost more and more.
-            if outcome.committed and outcome.chain.tip_name is not None and request.key.kind == "baseline":
-                warning = self._retain(outcome.chain.tip_name) or warning
+            if outcome.committed:
+                warning = self._retain(request.key.kind, outcome.chain) or warning
             known: Outcome | None = outcome
         else:
             self.ballot.cast(vote)
@@ -163,18 +165,11 @@ class SaveWriter:
                 uncertain=isinstance(error, UncertainCommitError),
                 chain=chain,
             )
-        is_baseline = manifest.kind == "baseline"
         return Outcome(
             committed=True,
             size_bytes=manifest.size_bytes,
             rows=manifest.table_rows_written,
-            chain=ChainState(
-                tip_name=manifest.name,
-                tip_sha256=digest,
-                baseline_bytes=manifest.size_bytes if is_baseline else chain.baseline_bytes,
-                delta_bytes=0 if is_baseline else chain.delta_bytes + manifest.size_bytes,
-                needs_baseline=False,
-            ),
+            chain=chain_after(chain, manifest, digest),
         )
 
     def _manifest(self, request: SaveRequest, votes: Sequence[Vote], chain: ChainState) -> Manifest:
@@ -186,10 +181,10 @@ class SaveWriter:
         missing = [table.spec.name for table in self.layout.tables if table.spec.name not in schemas]
         if missing:
             raise CheckpointError(f"no rank holds rows of {', '.join(missing)}")
-        parent = None
-        if chain.tip_name is not None and chain.tip_sha256 is not None:
-            parent = ParentRecord(name=chain.tip_name, sha256=chain.tip_sha256)
         key = request.key
+        parent = parent_of(self.policy, chain, key.kind)
+        supersedes = key.kind == "delta" and holds_all_since_baseline(self.policy)
+        parent_seq = (parse_manifest_name(parent.name) if parent is not None else None) or (0, 0)
         return Manifest(
             format=FORMAT_NAME,
             major=FORMAT_MAJOR,
@@ -199,7 +194,9 @@ class SaveWriter:
             attempt=key.attempt,
             kind=key.kind,  # type: ignore[arg-type]
             parent=parent,
-            covers=(key.seq, key.seq),
+            covers=(parent_seq[0] + 1 if supersedes else key.seq, key.seq),
+            earlier_deltas=chain.history_deltas if supersedes else 0,
+            earlier_delta_bytes=chain.history_bytes if supersedes else 0,
             step=key.step,
             rows_consumed=request.rows_consumed,
             created_unix_seconds=self.now(),
@@ -259,11 +256,16 @@ class SaveWriter:
                 # An orphan; the next start sweeps it.
                 continue
 
-    def _retain(self, tip_name: str) -> str | None:
+    def _retain(self, kind: str, chain: ChainState) -> str | None:
+        # Only a new baseline makes a chain old, and reading all manifests after every delta would cost more and more.
+        # Deltas that supersede one another stay few.
+        if chain.tip_name is None or (kind != "baseline" and not holds_all_since_baseline(self.policy)):
+            return None
+        remove = remove_old_chains if kind == "baseline" else remove_superseded
         try:
-            remove_old_chains(
+            remove(
                 self.storage,
-                tip_name=tip_name,
+                tip_name=chain.tip_name,
                 keep_baselines=self.keep_baselines,
                 pinned=self.pinned,
                 progress=self.ballot.progress,

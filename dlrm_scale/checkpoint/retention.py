@@ -19,7 +19,7 @@ from dlrm_scale.checkpoint.manifest import (
 )
 from dlrm_scale.checkpoint.storage import Storage
 
-__all__ = ["remove_old_chains", "sweep_orphans"]
+__all__ = ["remove_old_chains", "remove_superseded", "sweep_orphans"]
 
 
 def remove_old_chains(
@@ -59,6 +59,40 @@ def remove_old_chains(
         for file in reversed(files.values())
         if file.manifest is not None and file.name not in kept_names and _age(file.manifest) < tip_age
     ]
+    removed = _remove(storage, [manifest.name for manifest in old], progress)
+    return removed + _remove(storage, [file.name for manifest in old for file in manifest.files], progress)
+
+
+def remove_superseded(
+    storage: Storage,
+    *,
+    tip_name: str,
+    keep_baselines: int,
+    pinned: Collection[str] = (),
+    progress: Callable[[], None] = lambda: None,
+) -> list[str]:
+    """After the commit of a delta with all rows since its baseline, remove those of that baseline that it replaces.
+
+    The last `keep_baselines` stay, so that a damaged one isn't the only one; one whose files aren't all there doesn't
+    count. What they are based on stays too, and other baselines' deltas, which `remove_old_chains` looks after.
+
+    Args, returns and raises as `remove_old_chains`.
+    """
+    files = {file.name: file for file in read_manifests(storage)}
+    tip_file = files.get(tip_name)
+    if tip_file is None or tip_file.manifest is None:
+        return []
+    tip = tip_file.manifest
+    baselines = _baselines(files, _with_bases(files, [tip_name]))
+    older = [
+        file.manifest
+        for file in reversed(files.values())
+        if file.manifest is not None and file.manifest.kind != "baseline" and _age(file.manifest) < _age(tip)
+    ]
+    deltas = [m for m in older if _baselines(files, _with_bases(files, [m.name])) == baselines]
+    whole = [m.name for m in deltas if all(file_fault(storage, f, read_all=False) is None for f in m.files)]
+    kept = _with_bases(files, [tip_name, *whole[: keep_baselines - 1], *pinned])
+    old = [manifest for manifest in deltas if manifest.name not in kept]
     removed = _remove(storage, [manifest.name for manifest in old], progress)
     return removed + _remove(storage, [file.name for manifest in old for file in manifest.files], progress)
 
@@ -128,6 +162,12 @@ def _with_bases(files: dict[str, ManifestFile], names: Collection[str]) -> set[s
             based = manifest is not None and manifest.kind != "baseline" and manifest.parent is not None
             name = manifest.parent.name if based and manifest is not None and manifest.parent is not None else None
     return found
+
+
+def _baselines(files: dict[str, ManifestFile], names: Collection[str]) -> set[str]:
+    """Those of the names that are baselines; none where a chain is broken."""
+    found = ((name, files[name].manifest) for name in names)
+    return {name for name, manifest in found if manifest is not None and manifest.kind == "baseline"}
 
 
 def _remove(storage: Storage, names: list[str], progress: Callable[[], None] = lambda: None) -> list[str]:
