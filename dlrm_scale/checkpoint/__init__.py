@@ -4,6 +4,7 @@ from dlrm_scale.checkpoint.chain import Chain, Skipped, find_chain, open_chain
 from dlrm_scale.checkpoint.engine import CheckpointEngine, SaveOutcome
 from dlrm_scale.checkpoint.restore import Restored, restore
 from dlrm_scale.checkpoint.storage import Location, Storage, open_storage
+from dlrm_scale.checkpoint.store_calls import Retries
 from dlrm_scale.checkpoint.verify import CheckpointRow, Problem, list_checkpoints, verify
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Location",
     "Problem",
     "Restored",
+    "Retries",
     "SaveOutcome",
     "Skipped",
     "Storage",

@@ -16,7 +16,7 @@ __all__ = ["Level", "app", "ls", "show", "verify"]
 
 app = typer.Typer(help="List, show and verify the checkpoints of a run.", no_args_is_help=True)
 
-_Run = Annotated[Path, typer.Argument(help="Folder of a run, or its checkpoints folder.", metavar="RUN")]
+_Run = Annotated[str, typer.Argument(help="Folder of a run or of checkpoints, or their URL.", metavar="RUN")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -32,9 +32,11 @@ class Level(StrEnum):
 def ls(run: _Run, as_json: _AsJson = False) -> None:
     """List checkpoints, oldest first, and mark the best one. Exits with 4 if one is damaged."""
     from dlrm_scale.checkpoint.verify import list_checkpoints
+    from dlrm_scale.recipes import find_checkpoints
 
-    rows = list_checkpoints(_root(run))
-    best = _best(run)
+    root = find_checkpoints(run)
+    rows = list_checkpoints(root)
+    best = _best(run, root)
     damaged = any(row.state != "ok" for row in rows)
     if as_json:
         _print_json([{**asdict(row), "best": row.name == best} for row in rows])
@@ -69,8 +71,9 @@ def show(
 ) -> None:
     """Show one checkpoint: what it holds of each table, its files, cursor and versions."""
     from dlrm_scale.checkpoint.verify import read_checkpoint
+    from dlrm_scale.recipes import find_checkpoints
 
-    manifest = read_checkpoint(_root(run), seq)
+    manifest = read_checkpoint(find_checkpoints(run), seq)
     summary = _summary(manifest)
     if as_json:
         _print_json(summary)
@@ -118,9 +121,10 @@ def verify(
     from dlrm_scale.checkpoint.verify import list_checkpoints
     from dlrm_scale.checkpoint.verify import verify as find_problems
     from dlrm_scale.errors import CheckpointError
+    from dlrm_scale.recipes import find_checkpoints
 
-    problems = find_problems(_root(run), level.value)
-    if not list_checkpoints(_root(run)):
+    problems = find_problems(find_checkpoints(run), level.value)
+    if not list_checkpoints(find_checkpoints(run)):
         raise CheckpointError(f"{run} holds no checkpoint", remedy="name a run that has saved one")
     if as_json:
         _print_json({"ok": not problems, "level": level.value, "problems": [asdict(problem) for problem in problems]})
@@ -137,19 +141,15 @@ def verify(
 _DAMAGED = 4
 
 
-def _best(run: Path) -> str | None:
+def _best(run: str, root: str) -> str | None:
     """Manifest of the best checkpoint; None where best.json is absent or damaged, which doesn't damage the others."""
-    root = _root(run)
+    folder = Path(run) if run != root else Path(root).parent
     try:
         # not by `train`, whose imports take seconds
-        found = json.loads((root.parent / "best.json").read_bytes())["manifest"]
+        found = json.loads((folder / "best.json").read_bytes())["manifest"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return str(found)
-
-
-def _root(run: Path) -> Path:
-    return run / "checkpoints" if (run / "checkpoints").is_dir() else run
 
 
 def _summary(manifest: "Manifest") -> dict[str, Any]:

@@ -6,7 +6,7 @@ runs/a/
   plan.json         the sharding plan of the last start
   log.jsonl         one JSON object a log step, appended
   tensorboard/      curves
-  checkpoints/      see `checkpoint`
+  checkpoints/      see `checkpoint`; elsewhere with checkpoint.path
   profile/          traces of `train.profile_steps`
   best.json         the best checkpoint by train.best_metric
   result.json       the last summary
@@ -25,7 +25,7 @@ from dlrm_scale.config import Config
 from dlrm_scale.data.loading.streams import check_streams
 from dlrm_scale.errors import ConfigError
 from dlrm_scale.models.tables import check_model
-from dlrm_scale.recipes import load_config, read_overrides, write_config
+from dlrm_scale.recipes import checkpoint_location, find_checkpoints, load_config, read_overrides, write_config
 from dlrm_scale.recipes.load import differing
 from dlrm_scale.sharding.rules import check_sharding
 from dlrm_scale.train.tf32 import check_tf32
@@ -56,9 +56,9 @@ class RunFolder:
         return self.path / "config.toml"
 
     @property
-    def checkpoints(self) -> Path:
-        """Root of the checkpoints."""
-        return self.path / "checkpoints"
+    def checkpoints(self) -> str:
+        """Folder or URL of the checkpoints of a run that exists; ConfigError if its config can't be read."""
+        return find_checkpoints(str(self.path))
 
     @property
     def plan(self) -> Path:
@@ -203,6 +203,11 @@ class RunRequest:
         """Where the run lives."""
         return RunFolder(path=Path(self.config.run.path))
 
+    @property
+    def checkpoints(self) -> str:
+        """Folder or URL of the checkpoints."""
+        return checkpoint_location(self.config)
+
 
 def resolve_run(
     source: str | None,
@@ -318,6 +323,13 @@ def _refusal(path: str, before: object, after: object) -> str:
 def _absolute(config: Config) -> Config:
     data: Mapping[str, object] = {"path": str(Path(config.data.path).absolute())}
     run: Mapping[str, object] = {"path": str(Path(config.run.path).absolute())}
+    checkpoint: Mapping[str, object] = {}
+    if config.checkpoint.path and "://" not in config.checkpoint.path:
+        checkpoint = {"path": str(Path(config.checkpoint.path).absolute())}
     return config.model_copy(
-        update={"data": config.data.model_copy(update=data), "run": config.run.model_copy(update=run)}
+        update={
+            "data": config.data.model_copy(update=data),
+            "run": config.run.model_copy(update=run),
+            "checkpoint": config.checkpoint.model_copy(update=checkpoint),
+        }
     )

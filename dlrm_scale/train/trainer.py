@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from dlrm_scale import __version__
-from dlrm_scale.checkpoint import Chain, CheckpointEngine
+from dlrm_scale.checkpoint import Chain, CheckpointEngine, Retries, open_storage
 from dlrm_scale.config import Config
 from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.data.loading.loader import EvalLoader, TrainLoader
@@ -137,8 +137,9 @@ def _train_on(
     best = BestKeeper(config.train.best_metric if ranks.rank == 0 else "none", folder.best)
     if resumed is not None and ranks.rank == 0:
         notes.extend(best.resume(resumed.chain))
+    storage = open_storage(request.checkpoints, retries=Retries(give_up_seconds=_patience_seconds(config)))
     engine = CheckpointEngine(
-        folder.checkpoints,
+        storage,
         layout=sharded.layout,
         shards=sharded.local_shards,
         touched=touched,
@@ -150,6 +151,7 @@ def _train_on(
         resumed_from=resumed.chain if resumed else None,
         pinned=best.pinned,
     )
+    notes += [f"warning: {warning}" for warning in storage.warnings]
     pipeline = pipeline_kind(config, ranks.device)
     evaluation = make_eval_pipeline(sharded, pipeline)
 
@@ -247,6 +249,7 @@ def _check_equal_runs(request: RunRequest, dataset: Dataset, ranks: Ranks) -> No
     values = request.config.model_dump(mode="json")
     values["run"].pop("path")
     values["data"].pop("path")
+    values["checkpoint"].pop("path")
     mine = {"config": values, "resume": request.resume, "init": bool(request.init_from), "data": dataset.fingerprint}
     views = ranks.gather_objects(mine)
     for rank, view in enumerate(views):
@@ -258,6 +261,11 @@ def _check_equal_runs(request: RunRequest, dataset: Dataset, ranks: Ranks) -> No
                 f"rank {rank} was started with another {' and '.join(names)} than rank 0",
                 remedy="give every host the same command and the same dataset",
             )
+
+
+def _patience_seconds(config: Config) -> float:
+    # Shorter than the time after which the other ranks take a silent one for dead.
+    return 0.8 * config.checkpoint.vote_timeout_seconds
 
 
 def _open_folder(
@@ -292,12 +300,12 @@ def _open_folder(
 def _find_chain(request: RunRequest, ranks: Ranks) -> tuple[Chain | None, bool]:
     """What to restore, and whether it is the run itself that continues (or another whose weights it takes)."""
     if request.resume:
-        chain = agree_on_chain(request.folder.checkpoints, ranks, request.resume_step)
+        chain = agree_on_chain(request.checkpoints, ranks, request.resume_step)
         if chain is not None:
             return chain, True
         if request.folder.has_committed():
             raise CheckpointError(
-                f"{request.folder.log} tells of committed checkpoints, and {request.folder.checkpoints} has none",
+                f"{request.folder.log} tells of committed checkpoints, and {request.checkpoints} has none",
                 remedy="put the files back, or start a new run in another run.path",
             )
     if not request.init_from:

@@ -1,0 +1,30 @@
+"""Where a run keeps its checkpoints."""
+
+from pathlib import Path
+
+from dlrm_scale.config import Config
+from dlrm_scale.recipes.load import load_config
+
+__all__ = ["checkpoint_location", "find_checkpoints"]
+
+
+def checkpoint_location(config: Config) -> str:
+    """Folder or URL of a run's checkpoints by its config: `checkpoint.path`, or a folder inside the run's."""
+    return config.checkpoint.path or str(Path(config.run.path) / "checkpoints")
+
+
+def find_checkpoints(run: str) -> str:
+    """Folder or URL of the checkpoints that a user means.
+
+    Args:
+        run: a run's folder, wherever it was moved to; a folder of checkpoints; or the URL of a store.
+
+    Raises:
+        ConfigError: the run's config can't be read.
+    """
+    folder = Path(run)
+    if "://" in run:
+        return run
+    if (folder / "config.toml").is_file():
+        return load_config(folder / "config.toml").checkpoint.path or str(folder / "checkpoints")
+    return str(folder / "checkpoints") if (folder / "checkpoints").is_dir() else run
