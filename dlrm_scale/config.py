@@ -70,6 +70,10 @@ class DataConfig(_Section):
     """Rows are permuted inside windows of about this size: whole record batches, cut at the ends of streams."""
     prefetch_batches: Positive = 4
     """Batches that the background thread keeps ready."""
+    readers: Annotated[int, Field(ge=1, le=64)] = 1
+    """Threads a rank that read files and shuffle windows of rows. 1: the thread that makes the batches does it when it
+    needs the next; more read ahead for it, each up to two windows, which hides storage that answers late and puts more
+    cores to work. The rows of a batch don't depend on it, and a resumed run may change it."""
     drop_last: bool = False
     """Drop the last, short batch of an epoch; the number of dropped rows is logged."""
 
@@ -222,6 +226,9 @@ class CheckpointConfig(_Section):
 
     every_steps: NonNegative = 500
     """Steps between checkpoints; 0: only at the end and on a signal."""
+    path: str = ""
+    """Where checkpoints go: empty for `checkpoints/` in the run's folder, another folder that all ranks share, or the URL
+    of an object store, as s3://bucket/run. Credentials come from the environment and fsspec's configuration."""
     policy: Literal["consecutive", "one_shot", "intermittent"] = "consecutive"
     """What a delta holds. consecutive: the rows touched since the checkpoint before, so a restore reads the baseline
     and all deltas since. one_shot: all rows touched since the baseline, so it reads the baseline and one delta, and
@@ -230,6 +237,14 @@ class CheckpointConfig(_Section):
     baseline_ratio: Annotated[float, Field(gt=0)] = 1.0
     """consecutive and one_shot: a new baseline is written when the deltas that a restore reads exceed this many times
     its bytes."""
+    delta_rows: Literal["fp32", "int8"] = "fp32"
+    """How deltas store rows of tables. int8 takes a byte a value and 8 a row, and resumes are no longer bit-exact. Rows
+    that would lose too much, and all baselines, stay fp32."""
+    delta_state: Literal["fp32", "bf16"] = "fp32"
+    """How deltas store optimizer state; bf16 keeps every exponent, and loses bit-exact resumes too."""
+    expected_restores: Positive = 10
+    """How many restores from rounded values a run expects, each of which adds an error; with int8 rows at most 10, for
+    which there is evidence. A run that has had as many writes its deltas' rows in fp32, and says so."""
     keep_baselines: Positive = 2
     """Chains (a baseline with its deltas) that are kept; older files are removed after a commit."""
     on_failure: Literal["warn", "stop"] = "warn"

@@ -8,6 +8,9 @@
 The encoders are in `quantize`.
 """
 
+import numba
+import numpy as np
+import numpy.typing as npt
 import torch
 
 __all__ = ["CODECS", "SCALE_BIAS_BYTES", "decode", "decode_into", "stored_form"]
@@ -52,5 +55,19 @@ def decode_into(codec: str, stored: torch.Tensor, values: torch.Tensor) -> torch
         return values.copy_(stored)
     columns = stored.shape[1] - SCALE_BIAS_BYTES
     scale_bias = stored[:, columns:].contiguous().view(torch.float32)
-    values.copy_(stored[:, :columns])
-    return values.mul_(scale_bias[:, :1]).add_(scale_bias[:, 1:])
+    if values.is_contiguous() and values.device.type == "cpu":
+        _decode_int8(stored.numpy(), scale_bias.numpy(), values.numpy())
+        return values
+    return values.copy_(decode(codec, stored))
+
+
+@numba.njit(cache=True, nogil=True)
+def _decode_int8(
+    stored: npt.NDArray[np.uint8], scale_bias: npt.NDArray[np.float32], values: npt.NDArray[np.float32]
+) -> None:
+    """Fill `values` [n, C] from the codes of `stored` [n, C + 8] and `scale_bias` [n, 2]."""
+    columns = values.shape[1]
+    for row in range(len(values)):
+        scale, bias = scale_bias[row]
+        for column in range(columns):
+            values[row, column] = np.float32(stored[row, column]) * scale + bias

@@ -10,6 +10,7 @@ import torch
 
 from dlrm_scale.checkpoint.chain import Chain
 from dlrm_scale.checkpoint.commit import Ballot, SaveKey, StoreLike, Vote
+from dlrm_scale.checkpoint.lossy import delta_codecs
 from dlrm_scale.checkpoint.manifest import manifest_name
 from dlrm_scale.checkpoint.open_start import open_start
 from dlrm_scale.checkpoint.persist import PersistResult, PersistThread, SaveRequest, SaveWriter
@@ -92,6 +93,8 @@ class CheckpointEngine:
         config: intervals, ratios, timeouts. `every_steps` is the caller's business.
         optimizer: name of the tables' optimizer, as in `rowwise_adagrad`.
         resumed_from: the chain that the shards were restored from; deltas go on from it where its tables still fit.
+        lossy_restores: of the run so far, those of the run before where its weights were taken from included; see
+            `lossy`.
         pinned: manifests of checkpoints that are kept when old ones are removed; see `pin`.
         staging_limit_bytes: host memory for a copy of the rows; a larger save is written within the stall.
 
@@ -113,6 +116,7 @@ class CheckpointEngine:
         config: CheckpointConfig,
         optimizer: str,
         resumed_from: Chain | None = None,
+        lossy_restores: int = 0,
         pinned: Collection[str] = (),
         staging_limit_bytes: int = STAGING_LIMIT_BYTES,
     ) -> None:
@@ -147,6 +151,8 @@ class CheckpointEngine:
             start=start.number,
             optimizer=optimizer,
             policy=config.policy,
+            delta_codecs=delta_codecs(config, lossy_restores),
+            lossy_restores=lossy_restores,
             keep_baselines=config.keep_baselines,
             pinned=frozenset(pinned),
         )

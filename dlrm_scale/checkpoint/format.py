@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 import xxhash
 
-from dlrm_scale.checkpoint.manifest import ITEM_BYTES, FileRecord, TensorRecord
+from dlrm_scale.checkpoint.manifest import ITEM_BYTES, ErrorRecord, FileRecord, TensorRecord
 from dlrm_scale.checkpoint.storage import ReadableFile, Storage
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.units import MIB
@@ -64,12 +64,16 @@ class TensorSource:
         shape: whole shape.
         blocks: called once; yields contiguous CPU tensors that make up the tensor in order, one for each hashed block.
             A block may be overwritten once the next one is asked for.
+        codec: how the values are encoded in these blocks.
+        measured: says, after all blocks, what encoding has lost; None where they are the values themselves.
     """
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     blocks: Callable[[], Iterable[torch.Tensor]]
+    codec: str = "none"
+    measured: Callable[[], ErrorRecord] | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -153,6 +157,8 @@ def write_file(
                 size_bytes=source.size_bytes,
                 xxh3_128=tensor_hash.hexdigest(),
                 blocks=tuple(block_hashes) if len(block_hashes) > 1 else (),
+                codec=source.codec,
+                error=source.measured() if source.measured is not None else None,
             )
         file.sync()
     progress()

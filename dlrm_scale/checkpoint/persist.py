@@ -97,6 +97,8 @@ class SaveWriter:
         start: number of the trainer's start.
         optimizer: name of the tables' optimizer.
         policy: what deltas hold and are applied to.
+        delta_codecs: of the rows and of the optimizer state in deltas; see `codec`.
+        lossy_restores: of the run so far.
         keep_baselines: chains that retention keeps.
         pinned: manifests of checkpoints that it keeps besides; replaced as a whole, by the training thread.
         now: a clock in Unix seconds.
@@ -111,6 +113,8 @@ class SaveWriter:
     optimizer: str
     policy: Policy
     keep_baselines: int
+    delta_codecs: tuple[str, str] = ("none", "none")
+    lossy_restores: int = 0
     pinned: frozenset[str] = frozenset()
     now: Callable[[], float] = field(default=time.time)
 
@@ -185,6 +189,7 @@ class SaveWriter:
         parent = parent_of(self.policy, chain, key.kind)
         supersedes = key.kind == "delta" and holds_all_since_baseline(self.policy)
         parent_seq = (parse_manifest_name(parent.name) if parent is not None else None) or (0, 0)
+        files = tuple(file for vote in votes for file in vote.files)
         return Manifest(
             format=FORMAT_NAME,
             major=FORMAT_MAJOR,
@@ -203,16 +208,22 @@ class SaveWriter:
             ranks=self.layout.ranks,
             optimizer=self.optimizer,
             tables=tuple(schemas[table.spec.name] for table in self.layout.tables),
-            files=tuple(file for vote in votes for file in vote.files),
+            files=files,
             layout_fingerprint=key.layout_fingerprint,
             plan=_plan(self.layout),
             cursor=dict(request.cursor),
             extra=dict(request.extra),
+            lossy=any(t.codec != "none" for f in files for entry in f.entries for t in entry.tensors.values()),
+            lossy_restores=self.lossy_restores,
             versions={"dlrm_scale": __version__, "python": platform.python_version(), "torch": str(torch.__version__)},
         )
 
     def _write_rank_file(self, request: SaveRequest) -> FileRecord:
-        sources = [source for snapshot in request.snapshots for source in snapshot.sources()]
+        snapshots = request.snapshots
+        if request.key.kind != "baseline" and self.delta_codecs != ("none", "none"):
+            rows, state = self.delta_codecs
+            snapshots = [part for s in snapshots for part in s.encoded(rows, state, self.ballot.progress)]
+        sources = [source for snapshot in snapshots for source in snapshot.sources()]
         sources += [TensorSource.whole(f"rank_state/{name}", t) for name, t in request.rank_state.items()]
         written = self._write_file(self._rank_name(request.key), sources, request.key)
         return FileRecord(
@@ -221,7 +232,7 @@ class SaveWriter:
             role="rank",
             size_bytes=written.size_bytes,
             xxh3_128=written.xxh3_128,
-            entries=tuple(snapshot.record(written) for snapshot in request.snapshots),
+            entries=tuple(snapshot.record(written) for snapshot in snapshots),
             tensors={name: written.tensors[f"rank_state/{name}"] for name in request.rank_state},
         )
 

@@ -4,8 +4,8 @@ A snapshot larger than the staging limit is not copied. It is written straight f
 before training goes on: a longer stall instead of a second copy of the tables.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from dlrm_scale.checkpoint.finite_values import finite_blocks
 from dlrm_scale.checkpoint.format import BLOCK_BYTES, DTYPE_NAMES, TensorSource, WrittenFile
 from dlrm_scale.checkpoint.manifest import EntryRecord, StateRecord, TableRecord
+from dlrm_scale.checkpoint.quantize import encoded_source, lossy_rows
 from dlrm_scale.layout import LocalShard, ShardLayout, ShardRegion
 from dlrm_scale.units import MIB
 
@@ -71,12 +72,16 @@ class ShardSnapshot:
         ids_local: sorted CPU ids in the shard, int32 where they fit, else int64; None for all rows.
         table_rows: rows of the whole table.
         tensors: host copies by name (weight and optimizer state); None while the live tensors are meant.
+        places: `[rows]` int32 or int64, which of the copied rows are meant; None for all of them.
+        codecs: how tensors are stored, by name; those that aren't named are stored as they are.
     """
 
     shard: LocalShard
     ids_local: torch.Tensor | None
     table_rows: int
     tensors: Mapping[str, torch.Tensor] | None = None
+    places: torch.Tensor | None = None
+    codecs: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -106,19 +111,42 @@ class ShardSnapshot:
             copies[name] = target
         return ShardSnapshot(shard=self.shard, ids_local=self.ids_local, table_rows=self.table_rows, tensors=copies)
 
+    def encoded(self, rows_codec: str, state_codec: str, progress: Callable[[], None]) -> list["ShardSnapshot"]:
+        """Have the rows stored encoded, and those that would lose too much apart from them, as they are.
+
+        Reads all rows once and calls `progress` after each block; what will be written is this snapshot's memory still.
+        """
+        live = _live_tensors(self.shard)
+        codecs = {name: rows_codec if name == "weight" else state_codec for name in live}
+        codecs = {n: codec for n, codec in codecs.items() if codec != "none" and live[n].dtype == torch.float32}
+        exact = torch.zeros(self.rows, dtype=torch.bool)
+        for name, codec in codecs.items():
+            start = 0
+            for block in self._blocks(name):
+                exact[start : start + len(block)] |= lossy_rows(codec, block)
+                start += len(block)
+                progress()
+        if not exact.any():
+            return [replace(self, codecs=codecs)]
+        return [replace(self._part(~exact), codecs=codecs), self._part(exact)]
+
+    def _part(self, chosen: torch.Tensor) -> "ShardSnapshot":
+        places = _ids_of(chosen, int(torch.count_nonzero(chosen)))
+        ids = places if self.ids_local is None else self.ids_local.index_select(0, places)
+        return replace(self, ids_local=ids, places=places if self.tensors is not None else None)
+
     def sources(self) -> list[TensorSource]:
         """The tensors to be written, ids included."""
         found = []
         for name, live in _live_tensors(self.shard).items():
-            shape = (self.rows, *live.shape[1:])
-            found.append(
-                TensorSource(
-                    name=self._tensor_name(name),
-                    dtype=live.dtype,
-                    shape=shape,
-                    blocks=partial(self._checked_blocks, name),
-                )
+            source = TensorSource(
+                name=self._tensor_name(name),
+                dtype=live.dtype,
+                shape=(self.rows, *live.shape[1:]),
+                blocks=partial(self._checked_blocks, name),
             )
+            codec = self.codecs.get(name, "none")
+            found.append(source if codec == "none" else encoded_source(source, codec))
         if self.ids_local is not None:
             dtype = torch.int32 if self.table_rows < 2**31 else torch.int64
             name = self._tensor_name("ids")
@@ -145,7 +173,8 @@ class ShardSnapshot:
 
     def _tensor_name(self, name: str) -> str:
         r = self.shard.region
-        return f"{r.table}[{r.row_start}:{r.row_end},{r.column_start}:{r.column_end}].{name}"
+        encoded = "encoded." if self.codecs else ""
+        return f"{r.table}[{r.row_start}:{r.row_end},{r.column_start}:{r.column_end}].{encoded}{name}"
 
     def _id_blocks(self, dtype: torch.dtype) -> Iterator[torch.Tensor]:
         if self.ids_local is not None:
@@ -164,6 +193,10 @@ class ShardSnapshot:
 
     def _blocks(self, name: str) -> Iterator[torch.Tensor]:
         size = self.block_rows
+        if self.tensors is not None and self.places is not None:
+            for places in torch.split(self.places, size):
+                yield self.tensors[name].index_select(0, places)
+            return
         if self.tensors is not None:
             yield from torch.split(self.tensors[name], size)
             return
@@ -260,7 +293,7 @@ def check_regions(layout: ShardLayout, shards: Sequence[LocalShard], rank: int) 
 
 
 def _ids_of(touched: torch.Tensor, count: int) -> torch.Tensor:
-    """The sorted ids of the `count` marks of a map, on CPU. `nonzero` of a whole map would take 8 bytes a mark more."""
+    """The sorted places of the `count` marks of a map, on CPU; `nonzero` of a whole map takes 8 bytes a mark more."""
     ids = torch.empty(count, dtype=torch.int32 if touched.numel() < 2**31 else torch.int64)
     done = 0
     for start in range(0, touched.numel(), _MAP_BLOCK_ROWS):

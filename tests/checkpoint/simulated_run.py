@@ -133,6 +133,7 @@ class Run:
         truth: Truth,
         *,
         resumed_from: Chain | None = None,
+        lossy_restores: int = 0,
         optimizer: str = "rowwise_adagrad",
         storages: Sequence[Any] | None = None,
         store: Any = None,
@@ -159,6 +160,7 @@ class Run:
                 config=settings,
                 optimizer=optimizer,
                 resumed_from=resumed_from,
+                lossy_restores=lossy_restores,
                 staging_limit_bytes=staging_limit_bytes,
             ),
         )
