@@ -12,7 +12,11 @@ __all__ = ["GpuIntervals"]
 
 
 class GpuIntervals:
-    """A listener of a `StepClock`.
+    """A listener of a `StepClock`. Make it where the stream that computes is the current one.
+
+    The main thread may switch while it queues work into another stream: the SparseDist pipeline takes batches inside
+    that of its copies. Events go into the stream that computes all the same, since times between events of two streams
+    mean nothing: what the one had not reached yet would count as negative time.
 
     Attributes:
         seconds: by interval, so far as they were read. An exchange's part that runs under other work isn't in them:
@@ -21,13 +25,16 @@ class GpuIntervals:
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._stream = torch.cuda.current_stream()
         self._queued: deque[tuple[str, torch.cuda.Event]] = deque()
         self._free: list[torch.cuda.Event] = []
 
     def mark(self, name: str) -> None:
-        """Queue an event where the interval `name` begins."""
+        """Queue an event where the interval `name` begins; none where it goes on, as inside an evaluation."""
+        if self._queued and self._queued[-1][0] == name:
+            return
         event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
+        event.record(self._stream)
         self._queued.append((name, event))
 
     def read(self) -> None:

@@ -13,6 +13,8 @@ class _Gpu:
     queued = 0.0
     passed = 0.0
     events = 0
+    stream = "computing"
+    copied = 0.0
 
 
 class _Event:
@@ -21,8 +23,8 @@ class _Event:
         _Gpu.events += 1
         self.at = -1.0
 
-    def record(self) -> None:
-        self.at = _Gpu.queued
+    def record(self, stream: str | None = None) -> None:
+        self.at = _Gpu.queued if (stream or _Gpu.stream) == "computing" else _Gpu.copied
 
     def query(self) -> bool:
         return self.at <= _Gpu.passed
@@ -37,6 +39,7 @@ def _fake_events(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     if request.node.get_closest_marker("gpu"):
         return
     monkeypatch.setattr(torch.cuda, "Event", _Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: _Gpu.stream)
     _Gpu.queued, _Gpu.passed, _Gpu.events = 0.0, -1.0, 0
 
 
@@ -74,6 +77,34 @@ def test_events_are_used_again() -> None:
         gpu.read()
     assert gpu.seconds["lookup"] == 10.0
     assert _Gpu.events <= 5
+
+
+def test_a_batch_taken_inside_the_stream_of_copies_has_no_negative_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, clock = GpuIntervals(), StepClock()
+    clock.listeners.append(gpu.mark)
+    _step(clock)
+    # as TorchRec's SparseDist pipeline does it
+    with clock.interval("copy"):
+        monkeypatch.setattr(_Gpu, "stream", "copying")
+        with clock.interval("data_wait"):
+            monkeypatch.setattr(_Gpu, "copied", 5.0)  # of the main thread's time: nothing is queued meanwhile
+        monkeypatch.setattr(_Gpu, "stream", "computing")
+    _step(clock)
+    _Gpu.passed = 100.0
+    gpu.read()
+    assert gpu.seconds == {"dense_forward": 10.0, "lookup": 4.0, OTHER: 8.0, "copy": 0.0, "data_wait": 0.0}
+
+
+def test_an_evaluation_is_one_interval_however_many_batches_it_has() -> None:
+    gpu, clock = GpuIntervals(), StepClock()
+    clock.listeners.append(gpu.mark)
+    with clock.whole("evaluation"):
+        for _ in range(100):
+            _step(clock)
+    _Gpu.passed = _Gpu.queued
+    gpu.read()
+    assert gpu.seconds == {"evaluation": 1500.0}
+    assert _Gpu.events == 2
 
 
 @pytest.mark.gpu
