@@ -15,8 +15,9 @@ to it, told apart by the hash that the next one names.
 """
 
 import heapq
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from itertools import count
+from types import MappingProxyType
 from typing import NamedTuple
 
 from dlrm_scale.checkpoint.file_names import checkpoint_name
@@ -62,10 +63,14 @@ class ChainSearch:
     Args:
         storage: the checkpoints. The list of names is taken here.
         read_all: check every byte of the chain that is returned; otherwise sizes.
+        damaged: what a restore has found to be wrong with data files, by their names.
     """
 
-    def __init__(self, storage: Storage, *, read_all: bool = False) -> None:
+    def __init__(
+        self, storage: Storage, *, read_all: bool = False, damaged: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         self._storage = storage
+        self._damaged = damaged
         self._read_all = read_all
         self._by_checkpoint: dict[str, list[str]] = {}
         for name in list_manifests(storage):
@@ -73,7 +78,7 @@ class ChainSearch:
         self._manifests: dict[str, ManifestFile] = {}
         self._faults: dict[str, str | None] = {}
         self._hashed: set[str] = set()
-        self._unreachable: dict[ParentRecord, str] = {}
+        self._unreachable: dict[frozenset[str], dict[ParentRecord, str]] = {}
         self._suspicious = False
 
     @property
@@ -128,8 +133,7 @@ class ChainSearch:
             self._suspicious = True
 
     def _cheapest(self, checkpoint: ParentRecord, without: frozenset[str]) -> Path | str:
-        if not without and checkpoint in self._unreachable:
-            return self._unreachable[checkpoint]
+        unreachable = self._unreachable.setdefault(without, {})
         tables: dict[str, TableRecord] | None = None
         reasons: list[str] = []
         other_tables = False
@@ -144,6 +148,9 @@ class ChainSearch:
             if node in ways:
                 continue
             ways[node] = way
+            if node in unreachable:
+                reasons.append(unreachable[node])
+                continue
             for file in self._leading_to(node, way, without, reasons):
                 manifest = file.manifest
                 if manifest is None:
@@ -156,9 +163,9 @@ class ChainSearch:
                 before = None if manifest.kind == "baseline" else manifest.parent
                 heapq.heappush(heap, (cost + restore_cost_bytes(manifest), next(number), before, (file, node)))
         reason = "; ".join(dict.fromkeys(reasons)) or f"{checkpoint.name} is missing"
-        if not without and not other_tables:
+        if not other_tables:
             # Whatever was visited leads back to the same gaps.
-            self._unreachable |= dict.fromkeys(ways, reason)
+            unreachable |= dict.fromkeys(ways, reason)
         return reason
 
     def _leading_to(
@@ -182,8 +189,6 @@ class ChainSearch:
                 reasons.append(f"{file.name} isn't to be used")
             elif (fault := self._fault(file) if self._suspicious else self._faults.get(file.name)) is not None:
                 reasons.append(fault)
-            elif node in self._unreachable:
-                reasons.append(self._unreachable[node])
             else:
                 yield file
 
@@ -197,6 +202,9 @@ class ChainSearch:
 
     def _data_faults(self, file: ManifestFile, read_all: bool) -> Iterator[str]:
         for data in file.manifest.files if file.manifest is not None else ():
+            if data.name in self._damaged:
+                yield self._damaged[data.name]
+                continue
             fault = file_fault(self._storage, data, read_all=read_all)
             if fault is not None:
                 yield f"{data.name} {fault}"

@@ -34,7 +34,7 @@ class ManifestFile:
 
     @property
     def checkpoint(self) -> ParentRecord | None:
-        """The checkpoint that it restores: its own name and hash, of a merge what it is equal to; None if unreadable."""
+        """The checkpoint that it restores: its own name and hash, or what a merge is equal to; None if unreadable."""
         if self.manifest is None:
             return None
         if self.manifest.merge is not None:

@@ -12,9 +12,9 @@ from dlrm_scale.checkpoint.chain import Chain, check_format
 from dlrm_scale.checkpoint.commit import Ballot, ChainState, newest_start
 from dlrm_scale.checkpoint.manifest import FORMAT_MAJOR, FORMAT_MINOR, FORMAT_NAME, TableRecord, parse_manifest_name
 from dlrm_scale.checkpoint.policy import chain_of
-from dlrm_scale.checkpoint.retention import sweep_orphans
 from dlrm_scale.checkpoint.schema_match import can_continue
 from dlrm_scale.checkpoint.storage import Storage
+from dlrm_scale.checkpoint.sweep import sweep_orphans
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.layout import ShardLayout
 
