@@ -39,24 +39,21 @@ class ObjectStorage:
     Args:
         filesystem: an fsspec file system that keeps no listings.
         root: prefix in its own words, with the bucket and without the protocol.
+        address: the URL.
         retries: patience.
         part_bytes: of a multi-part upload; 5 MiB at least on S3.
     """
 
     def __init__(
-        self, filesystem: Any, root: str, *, retries: Retries | None = None, part_bytes: int = PART_BYTES
+        self, filesystem: Any, root: str, *, address: str, retries: Retries | None = None, part_bytes: int = PART_BYTES
     ) -> None:
+        self.address = address
         self._filesystem = filesystem
         self._root = root.rstrip("/")
         self._calls = StoreCalls(retries if retries is not None else Retries())
         self._part_bytes = part_bytes
         self._protocols = _protocols(filesystem)
         self._creates_exclusively = bool(_EXCLUSIVE_PROTOCOLS.intersection(self._protocols))
-
-    @property
-    def address(self) -> str:
-        """URL of the prefix."""
-        return str(self._filesystem.unstrip_protocol(self._root))
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -256,7 +253,7 @@ def open_object_storage(url: str, retries: Retries | None = None) -> ObjectStora
         raise CheckpointError(f"{protocol}:// can't be opened: {error}", remedy=remedy) from error
     except ValueError as error:
         raise CheckpointError(f"{url} can't be opened: {error}", remedy="name a folder, s3://… or gs://…") from error
-    return ObjectStorage(filesystem, root, retries=retries)
+    return ObjectStorage(filesystem, root, address=url.rstrip("/"), retries=retries)
 
 
 def _protocols(filesystem: Any) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
@@ -139,12 +140,24 @@ class _Upload(AbstractBufferedFile):  # type: ignore[misc]
 
 
 class FolderBucket(LocalFileSystem):  # type: ignore[misc]
-    """A local folder that behaves as a bucket: no links, no renames, no syncs, but an exclusive create."""
+    """A local folder that behaves as a bucket: no links, no renames, no syncs, but an exclusive create.
+
+    After `register`, URLs as `folder-bucket:///tmp/x` open it.
+    """
 
     protocol = ("folder-bucket",)
+    cachable = False
 
     def __init__(self, **options: Any) -> None:
         super().__init__(auto_mkdir=True, **options)
+
+    @classmethod
+    def register(cls) -> None:
+        fsspec.register_implementation("folder-bucket", cls, clobber=True)
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(str(path).removeprefix("folder-bucket://")))
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
         with self.open(path, "xb" if mode == "create" else "wb") as file:
@@ -158,12 +171,12 @@ class FolderBucket(LocalFileSystem):  # type: ignore[misc]
 
 def bucket_storage(bucket: Bucket, clock: Clock | None = None, **options: Any) -> ObjectStorage:
     """A storage on `s3://b/run` in a bucket, with a clock that nobody waits for."""
-    return ObjectStorage(bucket, "b/run", retries=(clock or Clock()).retries(), **options)
+    return ObjectStorage(bucket, "b/run", address="s3://b/run", retries=(clock or Clock()).retries(), **options)
 
 
 def folder_storage(folder: Path) -> ObjectStorage:
     """A storage on a local folder without links, renames and syncs."""
-    return ObjectStorage(FolderBucket(), str(folder), retries=Clock().retries())
+    return ObjectStorage(FolderBucket(), str(folder), address=f"folder-bucket://{folder}", retries=Clock().retries())
 
 
 def fail_first(count: int, kind: str, error: Callable[[], BaseException], name: str = "") -> Act:

@@ -141,7 +141,7 @@ def test_a_store_that_throttles_for_long_is_waited_for_within_bounds(bucket: Buc
 
 def test_no_attempt_begins_after_the_time_to_give_up(bucket: Bucket) -> None:
     clock = Clock()
-    storage = ObjectStorage(bucket, "b/run", retries=clock.retries(give_up_seconds=6.0))
+    storage = ObjectStorage(bucket, "b/run", address="s3://b/run", retries=clock.retries(give_up_seconds=6.0))
     bucket.before = fail_first(10**6, "head", _throttled)
     with pytest.raises(OSError, match="reduce"):
         storage.exists("data/a")
@@ -223,7 +223,9 @@ def test_a_call_that_never_answers_ends_and_leaves_the_write_uncertain(bucket: B
 
     bucket.before = hang
     bucket.after = lambda kind, name: landed.set() if kind == "put" else None
-    storage = ObjectStorage(bucket, "b/run", retries=Retries(attempts=1, call_timeout_seconds=0.05))
+    storage = ObjectStorage(
+        bucket, "b/run", address="s3://b/run", retries=Retries(attempts=1, call_timeout_seconds=0.05)
+    )
     with pytest.raises(UncertainWriteError, match=r"create manifests/m: no answer within 0\.05 s"):
         storage.write_durably("manifests/m", b"mine")
     assert bucket.objects == {}

@@ -11,6 +11,7 @@ import torch
 from dlrm_scale.batch import Batch
 from dlrm_scale.checkpoint import find_chain, restore
 from dlrm_scale.layout import LocalShard, ShardLayout, ShardRegion, TableLayout
+from dlrm_scale.recipes import find_checkpoints
 from dlrm_scale.schema import TableSpec
 from dlrm_scale.train.loop import TrainingLoop
 from dlrm_scale.train.run_folder import resolve_run
@@ -143,7 +144,7 @@ def read_tables(run: Path, optimizer: str = "rowwise_adagrad", *, split_state: b
         optimizer: of the tables.
         split_state: the checkpoint has row-wise state for each column shard; it is averaged.
     """
-    chain = find_chain(run / "checkpoints", verify="full")
+    chain = find_chain(find_checkpoints(str(run)), verify="full")
     assert chain is not None
     layouts, shards = [], []
     for table in chain.tip.tables:
