@@ -5,7 +5,9 @@ There is no pointer to the latest checkpoint. The newest one that a valid chain 
 chains to it, through merges or not, the one is taken that a restore reads fastest (see `chain_search`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal
 
 from dlrm_scale.checkpoint.chain_search import ChainSearch
@@ -75,6 +77,11 @@ class Chain:
         return self.manifests[-1]
 
     @property
+    def checkpoint(self) -> ParentRecord:
+        """The checkpoint to resume from, as deltas on it name it."""
+        return ParentRecord(name=self.name, sha256=self.tip_sha256)
+
+    @property
     def step(self) -> int:
         """Its step."""
         return self.tip.step
@@ -95,12 +102,18 @@ class Chain:
         return self.baseline_bytes + self.delta_bytes
 
 
-def find_chain(location: Location, *, verify: Literal["size", "full"] = "size") -> Chain | None:
+def find_chain(
+    location: Location,
+    *,
+    verify: Literal["size", "full"] = "size",
+    damaged: Mapping[str, str] = MappingProxyType({}),
+) -> Chain | None:
     """Find the newest checkpoint whose whole chain is valid.
 
     Args:
         location: of the checkpoints.
         verify: `size` checks that every data file is there with its size, `full` reads and hashes all of them.
+        damaged: what a restore has found to be wrong with data files, by their names; it goes by other files.
 
     Returns:
         The chain, with what was skipped and why; None if nothing was ever committed.
@@ -110,7 +123,7 @@ def find_chain(location: Location, *, verify: Literal["size", "full"] = "size") 
     """
     storage = open_storage(location)
     check_format(storage)
-    search = ChainSearch(storage, read_all=verify == "full")
+    search = ChainSearch(storage, read_all=verify == "full", damaged=damaged)
     skipped: list[Skipped] = []
     for name in reversed(search.checkpoints):
         found = _chain_to(search, storage, search.named(name))
@@ -127,19 +140,20 @@ def find_chain(location: Location, *, verify: Literal["size", "full"] = "size") 
     return None
 
 
-def open_chain(location: Location, name: str) -> Chain:
+def open_chain(location: Location, name: str, *, damaged: Mapping[str, str] = MappingProxyType({})) -> Chain:
     """Open the cheapest chain to the checkpoint `name`: what rank 0 found and told the others.
 
     Args:
         location: of the checkpoints.
         name: of its manifest, which may be gone where a merge stands for it; a merge's name means what it is equal to.
+        damaged: as in `find_chain`.
 
     Raises:
         CheckpointError: it can't be read or isn't valid.
     """
     storage = open_storage(location)
     check_format(storage)
-    search = ChainSearch(storage)
+    search = ChainSearch(storage, damaged=damaged)
     found = _chain_to(search, storage, search.named(checkpoint_name(name) or name))
     if isinstance(found, Chain):
         return found
