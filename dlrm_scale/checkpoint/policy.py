@@ -91,9 +91,9 @@ def chain_of(found: Chain, *, needs_baseline: bool) -> ChainState:
     first = deltas[0].parent if deltas else None
     alone = len(deltas) == 1
     return ChainState(
-        tip_name=tip.name,
+        tip_name=found.name,
         tip_sha256=found.tip_sha256,
-        baseline_name=first.name if first is not None else tip.name,
+        baseline_name=first.name if first is not None else found.name,
         baseline_sha256=first.sha256 if first is not None else found.tip_sha256,
         baseline_bytes=found.baseline_bytes,
         delta_bytes=found.delta_bytes,

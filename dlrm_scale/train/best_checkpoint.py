@@ -98,7 +98,7 @@ class BestKeeper:
 
     def resume(self, chain: Chain) -> list[str]:
         """Take up the best so far of a run that goes on from `chain`; returns lines for the user."""
-        self._committed = chain.tip.name
+        self._committed = chain.name
         notes = []
         best: BestCheckpoint | None = None
         try:
@@ -110,7 +110,7 @@ class BestKeeper:
             best = None
         recorded = chain.tip.extra.get("best")
         if isinstance(recorded, Mapping):
-            told = _from_json({**recorded, "manifest": recorded.get("manifest") or chain.tip.name})
+            told = _from_json({**recorded, "manifest": recorded.get("manifest") or chain.name})
             same = best is not None and (told.metric, told.rows) == (best.metric, best.rows)
             newer = best is None or told.step > best.step
             if chain.storage.exists(told.manifest) and (told.beats(best) if same else newer):
