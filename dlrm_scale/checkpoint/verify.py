@@ -1,15 +1,17 @@
 """What checkpoints a folder holds and whether they are sound."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Literal
 
-from dlrm_scale.checkpoint.chain import check_format, read_manifests
+from dlrm_scale.checkpoint.file_names import parse_manifest_name
 from dlrm_scale.checkpoint.format import file_fault
-from dlrm_scale.checkpoint.manifest import Manifest, parse_manifest_name
+from dlrm_scale.checkpoint.manifest import Manifest, ParentRecord
+from dlrm_scale.checkpoint.manifest_files import check_format, list_manifests, read_manifests
 from dlrm_scale.checkpoint.storage import Location, Storage, open_storage
 from dlrm_scale.errors import CheckpointError
 
-__all__ = ["CheckpointRow", "Problem", "VerifyLevel", "list_checkpoints", "read_checkpoint", "verify"]
+__all__ = ["CheckpointRow", "Problem", "VerifyLevel", "data_bytes", "list_checkpoints", "read_checkpoint", "verify"]
 
 VerifyLevel = Literal["manifest", "size", "full"]
 """manifest: manifests and their links; size: also that data files are there; full: also every byte."""
@@ -105,8 +107,17 @@ def read_checkpoint(location: Location, seq: int) -> Manifest:
     return files[-1].manifest
 
 
-def verify(location: Location, level: VerifyLevel = "full") -> list[Problem]:
+def verify(
+    location: Location, level: VerifyLevel = "full", *, progress: Callable[[int], None] = lambda size_bytes: None
+) -> list[Problem]:
     """Check every checkpoint of a folder.
+
+    Files that a trainer or a merge removes meanwhile, with all manifests that name them, are no problems.
+
+    Args:
+        location: of the checkpoints.
+        level: how much is read.
+        progress: told the bytes of each data file that has been checked.
 
     Returns:
         The damaged files; empty if all is sound.
@@ -114,7 +125,13 @@ def verify(location: Location, level: VerifyLevel = "full") -> list[Problem]:
     Raises:
         CheckpointError: the folder is missing or has a newer format.
     """
-    return _problems(_open(location), level)
+    return _problems(_open(location), level, progress)
+
+
+def data_bytes(location: Location) -> int:
+    """Bytes of all data files that readable manifests name: what `verify` reads at level `full`."""
+    sizes = {d.name: d.size_bytes for f in read_manifests(_open(location)) if f.manifest for d in f.manifest.files}
+    return sum(sizes.values())
 
 
 def _open(location: Location) -> Storage:
@@ -125,38 +142,67 @@ def _open(location: Location) -> Storage:
     return storage
 
 
-def _problems(storage: Storage, level: VerifyLevel) -> list[Problem]:
+@dataclass
+class _Fault:
+    """What is wrong with a file, the manifests that name it, and those that it leaves without a chain."""
+
+    reason: str
+    named_by: list[str] = field(default_factory=list)
+    breaks: list[str] = field(default_factory=list)
+
+
+def _problems(
+    storage: Storage, level: VerifyLevel, progress: Callable[[int], None] = lambda size_bytes: None
+) -> list[Problem]:
     files = read_manifests(storage)
-    by_name = {file.name: file for file in files}
-    faults: dict[str, str] = {}
-    breaks: dict[str, list[str]] = {}
-    broken_by: dict[str, set[str]] = {}
-    for file in files:  # oldest first, so that a parent's faults are known before its children's
+    faults: dict[str, _Fault] = {}
+    looked: dict[str, str | None] = {}
+    causes: dict[str, set[str]] = {}
+    """For each manifest that no chain leads to, the faults that each of its ways meets."""
+    leading: dict[ParentRecord, list[str]] = {}
+    for file in files:
+        if file.checkpoint is not None:
+            leading.setdefault(file.checkpoint, []).append(file.name)
+
+    def note(fault: str, reason: str, by: str) -> None:
+        faults.setdefault(fault, _Fault(reason)).named_by.append(by)
+
+    # By sequence number, which a parent's is below: its faults are known before its children's.
+    for file in sorted(files, key=lambda file: parse_manifest_name(file.name) or (0, 0)):
         own: set[str] = set()
-        broken_by[file.name] = own
-        manifest = file.manifest
-        if manifest is None:
-            faults[file.name] = _without_name(file.reason or "can't be read", file.name)
+        if file.manifest is None:
+            note(file.name, _without_name(file.reason or "can't be read", file.name), file.name)
             own.add(file.name)
         else:
-            if level != "manifest":
-                for data in manifest.files:
-                    fault = faults.get(data.name) or file_fault(storage, data, read_all=level == "full")
-                    if fault is not None:
-                        faults[data.name] = fault
-                        own.add(data.name)
-            parent = manifest.parent
-            if manifest.kind != "baseline" and parent is not None:
-                if parent.name not in by_name:
-                    faults[parent.name] = "is missing"
+            for data in file.manifest.files if level != "manifest" else ():
+                if data.name not in looked:
+                    looked[data.name] = file_fault(storage, data, read_all=level == "full")
+                    progress(data.size_bytes)
+                fault = looked[data.name]
+                if fault is not None:
+                    note(data.name, fault, file.name)
+                    own.add(data.name)
+            parent = file.manifest.parent
+            if file.manifest.kind != "baseline" and parent is not None:
+                ways = leading.get(parent, [])
+                if not ways:
+                    same_name = any(other.name == parent.name and other.manifest for other in files)
+                    unreadable = any(other.name == parent.name for other in files) and not same_name
+                    if not unreadable:
+                        reason = f"isn't the one that {file.name} was made from" if same_name else "is missing"
+                        note(parent.name, reason, file.name)
                     own.add(parent.name)
-                elif by_name[parent.name].manifest is not None and by_name[parent.name].sha256 != parent.sha256:
-                    faults[parent.name] = f"isn't the one that {file.name} was made from"
-                    own.add(parent.name)
-                own |= broken_by.get(parent.name, set())
-        for name in own:
-            breaks.setdefault(name, []).append(file.name)
-    return [Problem(file=name, reason=faults[name], breaks=tuple(breaks[name])) for name in sorted(faults)]
+                elif all(causes[way] for way in ways):
+                    own |= set().union(*(causes[way] for way in ways))
+        causes[file.name] = own
+        for fault in own:
+            faults[fault].breaks.append(file.name)
+    if faults:
+        left = set(list_manifests(storage))
+        faults = {name: fault for name, fault in faults.items() if not left.isdisjoint(fault.named_by)}
+    return [
+        Problem(file=name, reason=faults[name].reason, breaks=tuple(faults[name].breaks)) for name in sorted(faults)
+    ]
 
 
 def _without_name(reason: str, name: str) -> str:
