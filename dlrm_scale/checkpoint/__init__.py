@@ -2,6 +2,7 @@
 
 from dlrm_scale.checkpoint.chain import Chain, Skipped, find_chain, open_chain
 from dlrm_scale.checkpoint.engine import CheckpointEngine, SaveOutcome
+from dlrm_scale.checkpoint.format import DamagedFileError
 from dlrm_scale.checkpoint.restore import Restored, restore
 from dlrm_scale.checkpoint.storage import Location, Storage, open_storage
 from dlrm_scale.checkpoint.store_calls import Retries
@@ -11,6 +12,7 @@ __all__ = [
     "Chain",
     "CheckpointEngine",
     "CheckpointRow",
+    "DamagedFileError",
     "Location",
     "Problem",
     "Restored",

@@ -3,10 +3,9 @@
 import torch
 
 from dlrm_scale.checkpoint.codec import decode, decode_into
-from dlrm_scale.checkpoint.format import BlockReader
+from dlrm_scale.checkpoint.format import BlockReader, DamagedFileError
 from dlrm_scale.checkpoint.manifest import EntryRecord
 from dlrm_scale.checkpoint.storage import ReadableFile
-from dlrm_scale.errors import CheckpointError
 
 __all__ = ["EntryReader"]
 
@@ -48,7 +47,7 @@ class EntryReader:
         Blocks are asked for in order, so that the ids of the whole entry are known to be distinct.
 
         Raises:
-            CheckpointError: damaged, or ids that aren't sorted, distinct and inside the entry's range.
+            DamagedFileError: damaged, or ids that aren't sorted, distinct and inside the entry's range.
         """
         if not self.entry.has_ids:
             return None
@@ -57,8 +56,9 @@ class EntryReader:
         if index != expected:
             raise ValueError(f"ids of block {index} before those of block {expected}")
         if int(ids[0]) < lowest or int(ids[-1]) >= self.entry.row_end or not bool((ids[1:] > ids[:-1]).all()):
-            raise CheckpointError(
-                f"{self._file.name}: the ids of table {self.entry.table} aren't sorted, distinct and inside their range"
+            raise DamagedFileError(
+                f"{self._file.name}: ids of table {self.entry.table} aren't sorted, distinct and inside their range",
+                file=self._file.name,
             )
         self._next_ids = (index + 1, int(ids[-1]) + 1)
         return ids
@@ -67,7 +67,7 @@ class EntryReader:
         """A tensor's block as stored, to be copied with its codec; `[rows, ...]` as in `codec.stored_form`.
 
         Raises:
-            CheckpointError: damaged.
+            DamagedFileError: damaged.
         """
         return self._readers[name].read_block(index)
 
@@ -80,7 +80,7 @@ class EntryReader:
             into: a contiguous CPU tensor of the values' shape and type to hold them.
 
         Raises:
-            CheckpointError: damaged.
+            DamagedFileError: damaged.
         """
         codec = self.entry.tensors[name].codec
         if codec == "none":

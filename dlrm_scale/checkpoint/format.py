@@ -27,6 +27,7 @@ __all__ = [
     "DTYPE_NAMES",
     "SYNC_BYTES",
     "BlockReader",
+    "DamagedFileError",
     "TensorSource",
     "WrittenFile",
     "file_fault",
@@ -166,6 +167,18 @@ def write_file(
     return WrittenFile(name=name, size_bytes=size, xxh3_128=file_hash.hexdigest(), tensors=records)
 
 
+class DamagedFileError(CheckpointError):
+    """Bytes of a data file can't be read, or aren't those that were written.
+
+    Attributes:
+        file: its name.
+    """
+
+    def __init__(self, message: str, *, file: str = "", remedy: str | None = None) -> None:
+        super().__init__(message, remedy=remedy)
+        self.file = file
+
+
 class BlockReader:
     """Reads one tensor of an open file, a block or all of it, and checks every byte it returns.
 
@@ -187,7 +200,7 @@ class BlockReader:
         """Read the whole tensor into new memory.
 
         Raises:
-            CheckpointError: the bytes aren't those that were written.
+            DamagedFileError: the bytes aren't those that were written.
         """
         buffer = torch.empty(self._record.size_bytes, dtype=torch.uint8)
         self._fill(buffer, 0, self._record.xxh3_128)
@@ -202,7 +215,7 @@ class BlockReader:
                 next call reuses.
 
         Raises:
-            CheckpointError: the bytes aren't those that were written.
+            DamagedFileError: the bytes aren't those that were written.
         """
         start = index * self._block_rows
         rows = min(self._block_rows, self._rows - start)
@@ -222,9 +235,9 @@ class BlockReader:
         try:
             self._file.read_into(view, self._record.offset_bytes + start_bytes)
         except (OSError, EOFError) as error:
-            raise CheckpointError(f"can't read {place}: {error}") from error
+            raise DamagedFileError(f"can't read {place}: {error}", file=self._file.name) from error
         if xxhash.xxh3_128_hexdigest(view) != expected:
-            raise CheckpointError(f"{place}: damaged, the hash doesn't match the manifest's")
+            raise DamagedFileError(f"{place}: damaged, the hash doesn't match the manifest's", file=self._file.name)
 
 
 def file_fault(storage: Storage, record: FileRecord, *, read_all: bool) -> str | None:

@@ -10,14 +10,29 @@ from collections.abc import Sequence
 
 from dlrm_scale.checkpoint.manifest import Manifest
 from dlrm_scale.config import CheckpointConfig
+from dlrm_scale.errors import ConfigError
 
-__all__ = ["MOST_RESTORES", "delta_codecs", "lossy_restores_after", "stored_codecs"]
+__all__ = ["MOST_RESTORES", "check_expected_restores", "delta_codecs", "lossy_restores_after", "stored_codecs"]
 
 MOST_RESTORES = 10
 """Restores from int8 rows that there is evidence for."""
 
 _ROWS = {"fp32": "none", "int8": "int8_rows"}
 _STATE = {"fp32": "none", "bf16": "bf16"}
+
+
+def check_expected_restores(config: CheckpointConfig) -> None:
+    """Refuse int8 rows for more restores than there is evidence for.
+
+    Raises:
+        ConfigError: they are more.
+    """
+    if config.delta_rows == "int8" and config.expected_restores > MOST_RESTORES:
+        raise ConfigError(
+            f"checkpoint.expected_restores = {config.expected_restores} with checkpoint.delta_rows = int8: errors add "
+            f"up with restores, and {MOST_RESTORES} (logloss within 0.02 %) are the most that were measured",
+            remedy=f"set checkpoint.delta_rows=fp32, or checkpoint.expected_restores to at most {MOST_RESTORES}",
+        )
 
 
 def lossy_restores_after(manifests: Sequence[Manifest]) -> int:

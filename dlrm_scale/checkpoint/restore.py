@@ -5,7 +5,8 @@ copied; the baseline first, then each delta. A rank reads only blocks that it ne
 few blocks at a time, and checks the hash of each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +14,11 @@ import torch
 
 from dlrm_scale.checkpoint.chain import Chain
 from dlrm_scale.checkpoint.entry_reader import EntryReader
-from dlrm_scale.checkpoint.format import BlockReader
+from dlrm_scale.checkpoint.format import BlockReader, DamagedFileError
 from dlrm_scale.checkpoint.manifest import EntryRecord, FileRecord, Manifest
-from dlrm_scale.checkpoint.schema_match import check_row_state, check_schema
+from dlrm_scale.checkpoint.schema_match import SchemaChanges, check_row_state, check_schema
 from dlrm_scale.checkpoint.snapshot import check_regions
 from dlrm_scale.checkpoint.storage import ReadableFile, Storage
-from dlrm_scale.errors import CheckpointError
 from dlrm_scale.layout import LocalShard, ShardLayout
 
 __all__ = ["Restored", "restore"]
@@ -35,6 +35,8 @@ class Restored:
         dense: dense tensors by name, on CPU.
         rank_state: this rank's own tensors; None on another number of ranks.
         extra: the trainer's JSON.
+        changes: tables and rows that the checkpoint has no values for; they are left as they were.
+        bytes_read: by this rank.
     """
 
     step: int
@@ -43,6 +45,8 @@ class Restored:
     dense: dict[str, torch.Tensor]
     rank_state: dict[str, torch.Tensor] | None
     extra: dict[str, Any]
+    changes: SchemaChanges
+    bytes_read: int
 
 
 def restore(
@@ -54,6 +58,8 @@ def restore(
     ranks: int,
     optimizer: str,
     allow_split_row_state: bool = False,
+    allow_new_tables: bool = False,
+    allow_resized_tables: bool = False,
 ) -> Restored:
     """Fill this rank's shards, weights and optimizer state, from a chain written under any layout.
 
@@ -68,14 +74,24 @@ def restore(
         optimizer: name of the tables' optimizer.
         allow_split_row_state: where the column split has changed, give a shard the mean of the row-wise state of
             the old shards, weighted by common columns. That isn't the state another split would have had.
+        allow_new_tables: leave tables alone that the checkpoint hasn't.
+        allow_resized_tables: of a table with more rows now leave the last ones alone, of one with fewer drop the last.
 
     Raises:
-        CheckpointError: tables or optimizer state don't match (all are listed), row-wise state can't be carried over,
-            or a file is damaged (it is named).
+        CheckpointError: tables or optimizer state don't match (all are listed), or row-wise state can't be carried
+            over; nothing is written then.
+        DamagedFileError: a file is damaged; it is named.
         ValueError: the shards aren't those of the layout.
     """
     check_regions(layout, shards, rank)
-    check_schema(chain.tip, layout, shards, optimizer)
+    changes = check_schema(
+        chain.tip,
+        layout,
+        shards,
+        optimizer,
+        allow_new_tables=allow_new_tables,
+        allow_resized_tables=allow_resized_tables,
+    )
     resplit = check_row_state(chain.manifests, layout, allowed=allow_split_row_state)
     targets: dict[str, list[_Target]] = {}
     for shard in shards:
@@ -100,6 +116,8 @@ def restore(
         dense=dense,
         rank_state=rank_state,
         extra=chain.tip.extra,
+        changes=changes,
+        bytes_read=reader.bytes_read,
     )
 
 
@@ -177,10 +195,24 @@ class _Place:
             live.index_copy_(0, self.ids_local.to(live.device), part.to(live.device))
 
 
+class _CountedFile:
+    """A `ReadableFile` that counts what is read."""
+
+    def __init__(self, file: ReadableFile) -> None:
+        self._file = file
+        self.name = file.name
+        self.bytes_read = 0
+
+    def read_into(self, buffer: memoryview, offset_bytes: int) -> None:
+        self._file.read_into(buffer, offset_bytes)
+        self.bytes_read += len(buffer)
+
+
 class _Restorer:
     def __init__(self, storage: Storage, targets: dict[str, list[_Target]]) -> None:
         self._storage = storage
         self._targets = targets
+        self.bytes_read = 0
 
     def apply(self, record: FileRecord) -> None:
         """Copy what a file holds for the targets."""
@@ -191,20 +223,24 @@ class _Restorer:
                 wanted.append((entry, met))
         if not wanted:
             return
-        try:
-            with self._storage.open(record.name) as file:
-                for entry, met in wanted:
-                    self._apply_entry(file, entry, met)
-        except OSError as error:
-            raise CheckpointError(f"can't open {record.name}: {error}") from error
+        with self._opened(record.name) as file:
+            for entry, met in wanted:
+                self._apply_entry(file, entry, met)
 
     def read_tensors(self, record: FileRecord) -> dict[str, torch.Tensor]:
         """Read a file's named tensors."""
+        with self._opened(record.name) as file:
+            return {name: BlockReader(file, tensor).read() for name, tensor in record.tensors.items()}
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator["_CountedFile"]:
         try:
-            with self._storage.open(record.name) as file:
-                return {name: BlockReader(file, tensor).read() for name, tensor in record.tensors.items()}
+            with self._storage.open(name) as file:
+                counted = _CountedFile(file)
+                yield counted
+                self.bytes_read += counted.bytes_read
         except OSError as error:
-            raise CheckpointError(f"can't open {record.name}: {error}") from error
+            raise DamagedFileError(f"can't open {name}: {error}", file=name) from error
 
     def _apply_entry(self, file: ReadableFile, entry: EntryRecord, targets: Sequence[_Target]) -> None:
         reader = EntryReader(file, entry)

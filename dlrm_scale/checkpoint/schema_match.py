@@ -1,28 +1,68 @@
 """Whether a checkpoint's tables fit the model's, and today's column splits the stored row-wise state."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from dlrm_scale.checkpoint.manifest import Manifest, TableRecord
 from dlrm_scale.checkpoint.snapshot import table_records
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.layout import LocalShard, ShardLayout
 
-__all__ = ["can_continue", "check_row_state", "check_schema"]
+__all__ = ["SchemaChanges", "can_continue", "check_row_state", "check_schema"]
 
 
-def check_schema(manifest: Manifest, layout: ShardLayout, shards: Sequence[LocalShard], optimizer: str) -> None:
+@dataclass(frozen=True, kw_only=True)
+class SchemaChanges:
+    """How a model's tables differ from a checkpoint's, as far as that is allowed; equal on all ranks.
+
+    Attributes:
+        new: tables that the checkpoint hasn't.
+        resized: rows before and after, by table. Row ids keep their meaning: rows are added or cut at the end.
+    """
+
+    new: tuple[str, ...] = ()
+    resized: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def rows_before(self, table: str, rows: int) -> int:
+        """How many of a table's `rows` the checkpoint gives values to."""
+        return 0 if table in self.new else min(rows, self.resized.get(table, (rows, rows))[0])
+
+
+def check_schema(
+    manifest: Manifest,
+    layout: ShardLayout,
+    shards: Sequence[LocalShard],
+    optimizer: str,
+    *,
+    allow_new_tables: bool = False,
+    allow_resized_tables: bool = False,
+) -> SchemaChanges:
     """Compare tables, and the optimizer state of those that this rank holds.
+
+    Args:
+        manifest: the checkpoint.
+        layout: of the model.
+        shards: of this rank.
+        optimizer: of the model's tables.
+        allow_new_tables: tables that are missing in the checkpoint are returned instead.
+        allow_resized_tables: likewise those of another number of rows.
 
     Raises:
         CheckpointError: listing every missing, unexpected and mis-shaped table and state by name.
     """
     stored = manifest.table_schema()
     wanted = {table.spec.name: table.spec for table in layout.tables}
-    faults = [f"table {name} is missing in the checkpoint" for name in wanted if name not in stored]
+    new = tuple(name for name in wanted if name not in stored)
+    resized: dict[str, tuple[int, int]] = {}
+    faults = [] if allow_new_tables else [f"table {name} is missing in the checkpoint" for name in new]
     faults += [f"table {name} is unexpected: the model has none" for name in stored if name not in wanted]
     for name, spec in wanted.items():
         record = stored.get(name)
-        if record is not None and (record.rows, record.dim) != (spec.rows, spec.dim):
+        if record is None:
+            continue
+        if allow_resized_tables and record.dim == spec.dim and record.rows != spec.rows:
+            resized[name] = (record.rows, spec.rows)
+        elif (record.rows, record.dim) != (spec.rows, spec.dim):
             faults.append(
                 f"table {name} is {record.rows} x {record.dim} in the checkpoint, {spec.rows} x {spec.dim} in the model"
             )
@@ -34,8 +74,10 @@ def check_schema(manifest: Manifest, layout: ShardLayout, shards: Sequence[Local
         listed = "\n  ".join(faults)
         raise CheckpointError(
             f"checkpoint {manifest.name} (step {manifest.step}) doesn't fit the model:\n  {listed}",
-            remedy="use the dataset, model and optimizer that it was trained with, or start a new run",
+            remedy="use the dataset, model and optimizer that it was trained with, or start a new run; one with "
+            "--init-from may have new tables (--allow-new-tables) and other numbers of rows (--allow-resized-tables)",
         )
+    return SchemaChanges(new=new, resized=resized)
 
 
 def check_row_state(manifests: Sequence[Manifest], layout: ShardLayout, *, allowed: bool) -> list[str]:

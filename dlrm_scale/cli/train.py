@@ -29,6 +29,21 @@ def train(
     init_from: Annotated[
         str, typer.Option(metavar="RUN", help="Start a new run with the weights and optimizer state of another.")
     ] = "",
+    tables_only: Annotated[
+        bool, typer.Option("--tables-only", help="With --init-from: take the tables alone; the dense part begins anew.")
+    ] = False,
+    allow_new_tables: Annotated[
+        bool,
+        typer.Option("--allow-new-tables", help="With --init-from: give tables that RUN hasn't their initial rows."),
+    ] = False,
+    allow_resized_tables: Annotated[
+        bool,
+        typer.Option(
+            "--allow-resized-tables",
+            help="With --init-from: add initial rows to grown tables, cut the last ones of shrunk tables. The ids of "
+            "rows that stay must still mean the same.",
+        ),
+    ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Train a model on a preprocessed dataset.
@@ -41,12 +56,19 @@ def train(
     from dlrm_scale.errors import ConfigError
     from dlrm_scale.install import check_install
     from dlrm_scale.train.run_folder import resolve_run
+    from dlrm_scale.train.warm_start import make_warm_start
 
     if resume is not None and resume != "auto" and not resume.isdecimal():
         raise ConfigError(f"--resume {resume} is not allowed (allowed: auto, or the step of a checkpoint)")
     check_install()
     step = int(resume) if resume is not None and resume.isdecimal() else None
-    request = resolve_run(config, overrides or [], resume=resume is not None, step=step, init_from=init_from)
+    warm_start = make_warm_start(
+        init_from,
+        tables_only=tables_only,
+        allow_new_tables=allow_new_tables,
+        allow_resized_tables=allow_resized_tables,
+    )
+    request = resolve_run(config, overrides or [], resume=resume is not None, step=step, warm_start=warm_start)
     if resume and not request.resume:
         typer.echo(f"no run in {request.config.run.path} yet: starting one", err=True)
     # torchrec takes seconds to import: mistakes are found before it

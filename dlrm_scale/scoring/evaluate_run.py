@@ -12,11 +12,12 @@ from dlrm_scale.install import check_install
 from dlrm_scale.sharding.eval_pipeline import EvalPipeline
 from dlrm_scale.sharding.pipeline import make_eval_pipeline
 from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
+from dlrm_scale.train.chain_choice import agree_on_chain
 from dlrm_scale.train.evaluate import evaluate_slices
 from dlrm_scale.train.metrics.metrics import ClickMetrics
 from dlrm_scale.train.metrics.row_slices import make_slices
 from dlrm_scale.train.metrics.score_ranking import auc_kind
-from dlrm_scale.train.resume import RestoredRun, agree_on_chain, restore_run
+from dlrm_scale.train.resume import RestoredRun, restore_run
 from dlrm_scale.train.run_folder import RunFolder
 from dlrm_scale.train.setup import build_on_ranks, device_kind, pipeline_kind, set_threads
 from dlrm_scale.train.stop import StopRequest
@@ -124,10 +125,20 @@ def restored_pipeline(
         CheckpointError: no checkpoint, or one that doesn't fit; DatasetError: a dataset that doesn't fit.
     """
     model = build_on_ranks(config, dataset, ranks)
-    chain = agree_on_chain(RunFolder(path=Path(run)).checkpoints, ranks, step, manifest=manifest)
+    location = RunFolder(path=Path(run)).checkpoints
+    chain = agree_on_chain(location, ranks, step, manifest=manifest)
     if chain is None:
         raise CheckpointError(f"run {run} has no checkpoint", remedy="train it first")
-    restored = restore_run(chain, config, model.sharded, dataset, ranks, position=False)
+    newest = step is None and not manifest
+    restored = restore_run(
+        chain,
+        config,
+        model.sharded,
+        dataset,
+        ranks,
+        position=False,
+        next_best=(lambda damaged: agree_on_chain(location, ranks, damaged=damaged)) if newest else None,
+    )
     return restored, make_eval_pipeline(model.sharded, pipeline_kind(config, ranks.device))
 
 

@@ -18,21 +18,36 @@ def feature_mapping(dataset: Dataset) -> dict[str, object]:
     return {"categories": fingerprint, "dense": dataset.manifest.transforms.get("dense")}
 
 
-def check_feature_mapping(trained: object, dataset: Dataset) -> None:
+def check_feature_mapping(
+    trained: object, dataset: Dataset, *, dense: bool = True, vocabularies: bool = True
+) -> list[str]:
     """Compare a checkpoint's record with a dataset.
 
     Args:
         trained: `feature_mapping` of the dataset that the model was trained on.
         dataset: what it is to be used on.
+        dense: the transform of the dense features must agree.
+        vocabularies: the vocabularies must agree.
+
+    Returns:
+        Warnings of vocabularies that needn't agree and don't.
 
     Raises:
         DatasetError: naming what differs.
     """
     assert isinstance(trained, Mapping)
     names = {"categories": "category vocabularies", "dense": "transform of the integer columns"}
-    differs = [names[key] for key, value in feature_mapping(dataset).items() if value != trained[key]]
+    needed = [key for key, wanted in (("categories", vocabularies), ("dense", dense)) if wanted]
+    now = feature_mapping(dataset)
+    differs = [names[key] for key in needed if now[key] != trained[key]]
     if differs:
         raise DatasetError(
             f"{dataset.path}: its {' and '.join(differs)} differ from those that the model was trained with",
             remedy="preprocess these rows with --vocabulary-from THE_TRAINING_DATASET",
         )
+    if now["categories"] != trained["categories"]:
+        return [
+            f"warning: {dataset.path}: its category vocabularies differ from those that the tables were trained with; "
+            "rows that are taken over must still stand for the same raw values"
+        ]
+    return []

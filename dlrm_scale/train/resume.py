@@ -1,30 +1,56 @@
-"""Putting a checkpoint's state back, whatever ranks and plan it came from."""
+"""Putting a checkpoint's state back, whatever ranks and plan it came from.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from datetime import timedelta
+A restore reads each file once and checks the hash of every byte that it uses. Where one is damaged, all ranks drop what
+they have read and restore the next best chain over it: a chain begins with a baseline, which sets every row and state
+anew, and dense parameters and random state are set only after all ranks have read their part. Bytes that no rank needs,
+as the headers of files, are left to `checkpoint verify`.
+"""
 
-import torch.distributed as dist
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 
-from dlrm_scale.checkpoint import (
-    Chain,
-    Location,
-    Storage,
-    find_chain,
-    list_checkpoints,
-    open_chain,
-    open_storage,
-    restore,
-)
-from dlrm_scale.config import Config
+from dlrm_scale.checkpoint import Chain, DamagedFileError, Restored, restore
+from dlrm_scale.checkpoint.lossy import lossy_restores_after, stored_codecs
+from dlrm_scale.checkpoint.schema_match import SchemaChanges
+from dlrm_scale.config import CheckpointConfig, Config
 from dlrm_scale.data.dataset.dataset import Dataset
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import CheckpointError, DlrmScaleError
+from dlrm_scale.models.initial_rows import fill_initial_rows
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.sharding.shard import ShardedModel
+from dlrm_scale.train.chain_choice import gather_patiently
 from dlrm_scale.train.feature_mapping import check_feature_mapping
 from dlrm_scale.train.random_state import restore_random_state
+from dlrm_scale.train.warm_start import WarmStart
+from dlrm_scale.units import format_bytes, format_count
 
-__all__ = ["RestoredRun", "agree_on_chain", "restore_run"]
+__all__ = ["RestoreReport", "RestoredRun", "describe_restore", "restore_run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreReport:
+    """What a restore took; also `restore` in `result.json`.
+
+    Attributes:
+        step: of the checkpoint.
+        checkpoints: in its chain.
+        chain_bytes: of all files of the chain.
+        read_bytes: by all ranks together.
+        seconds: of the slowest rank, attempts at damaged chains included.
+        damaged: what was wrong with files that it met.
+    """
+
+    step: int
+    checkpoints: int
+    chain_bytes: int
+    read_bytes: int
+    seconds: float
+    damaged: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, object]:
+        """JSON-ready values by name."""
+        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +63,8 @@ class RestoredRun:
         chain: what was read.
         rows_consumed: training rows so far, or None if the checkpoint doesn't say.
         same_ranks: the checkpoint came from as many ranks.
+        lossy_restores: of the run so far, this one included.
+        report: what it took.
         notes: lines for the user.
     """
 
@@ -45,87 +73,23 @@ class RestoredRun:
     chain: Chain
     rows_consumed: int | None
     same_ranks: bool
+    lossy_restores: int
+    report: RestoreReport
     notes: list[str] = field(default_factory=list)
 
 
-def agree_on_chain(location: Location, ranks: Ranks, step: int | None = None, *, manifest: str = "") -> Chain | None:
-    """Find the newest valid checkpoint, the same on every rank.
-
-    Rank 0 checks every hash of the newest, so that a damaged file is found before anything is restored; the others
-    follow it. A checkpoint asked for by its step is checked while it is read.
-
-    Args:
-        location: of the run's checkpoints.
-        ranks: the process group.
-        step: take the checkpoint of this step instead of the newest.
-        manifest: take the checkpoint of this manifest, by its name; "" for one of the others.
-
-    Raises:
-        CheckpointError: checkpoints exist but none is whole, or ranks see different files.
-    """
-    storage = open_storage(location)
-    verdict: object = None
-    if ranks.rank == 0:
-        try:
-            chain = open_chain(storage, manifest) if manifest else _choose(storage, step)
-            verdict = (chain.tip.name, chain.tip_sha256, chain.skipped) if chain is not None else None
-        except CheckpointError as error:
-            verdict = error
-        except OSError as error:
-            verdict = CheckpointError(f"{storage.address} can't be read: {error}")
-    verdict = _broadcast_patiently(verdict, ranks)
-    if isinstance(verdict, CheckpointError):
-        raise verdict
-    if verdict is None:
-        return None
-    assert isinstance(verdict, tuple)
-    name, expected, skipped = verdict
-    failure: object = None
-    try:
-        chain = open_chain(storage, name)
-        if chain.tip_sha256 != expected:
-            raise CheckpointError(f"{name} is another one here than on rank 0")
-    except CheckpointError as error:
-        failure = error
-    except OSError as error:
-        failure = CheckpointError(f"{storage.address} can't be read: {error}")
-    for rank, view in enumerate(ranks.gather_objects(failure)):
-        if isinstance(view, CheckpointError):
-            raise CheckpointError(
-                f"rank {rank} can't open the checkpoint that rank 0 chose: {view.message}",
-                remedy="put run.path on storage that all hosts share",
-            )
-    assert chain is not None
-    return replace(chain, skipped=skipped)
-
-
-def _broadcast_patiently(value: object, ranks: Ranks) -> object:
-    """Rank 0's value, however long it hashes: 1 TiB takes longer than any collective should be waited for."""
-    if ranks.ranks == 1:
-        return value
-    holder = [value]
-    group = dist.new_group(backend="gloo", timeout=timedelta(days=1))
-    dist.broadcast_object_list(holder, src=0, group=group)
-    dist.destroy_process_group(group)
-    return holder[0]
-
-
-def _choose(storage: Storage, step: int | None) -> Chain | None:
-    if step is None:
-        return find_chain(storage, verify="full")
-    names = {row.step: row.name for row in list_checkpoints(storage) if row.state == "ok"}
-    if step not in names:
-        known = ", ".join(map(str, sorted(s for s in names if s is not None))) or "none"
-        raise CheckpointError(
-            f"{storage.address} has no whole checkpoint of step {step}", remedy=f"name one of these: {known}"
-        )
-    return open_chain(storage, names[step])
-
-
 def restore_run(
-    chain: Chain, config: Config, sharded: ShardedModel, dataset: Dataset, ranks: Ranks, *, position: bool
+    chain: Chain,
+    config: Config,
+    sharded: ShardedModel,
+    dataset: Dataset,
+    ranks: Ranks,
+    *,
+    position: bool,
+    next_best: Callable[[Mapping[str, str]], Chain | None] | None,
+    warm_start: WarmStart | None = None,
 ) -> RestoredRun:
-    """Read a chain into the live shards, dense parameters and optimizers.
+    """Read a chain into the live shards, dense parameters and optimizers; a collective.
 
     Args:
         chain: from `agree_on_chain`.
@@ -134,37 +98,163 @@ def restore_run(
         dataset: what the model will be used on.
         ranks: the process group.
         position: also put back the random state; otherwise only weights and optimizer state are taken.
+        next_best: gives the chain to take instead of one with damaged files, of which it gets names and what is wrong;
+            None where just this checkpoint will do.
+        warm_start: what to take and what may differ; None to take all of an equal model.
 
     Raises:
-        CheckpointError: tables or dense parameters that don't match, each named.
+        CheckpointError: tables or dense parameters that don't match, each named, or damaged files without a chain that
+            does without them; on every rank.
         DatasetError: the dataset maps raw values to features in another way.
     """
-    check_feature_mapping(chain.tip.extra["feature_mapping"], dataset)
-    restored = restore(
-        chain,
-        layout=sharded.layout,
-        shards=sharded.local_shards,
-        rank=ranks.rank,
-        ranks=ranks.ranks,
-        optimizer=config.sparse_optimizer.kind,
-        allow_split_row_state=config.sharding.allow_split_row_state,
+    started = time.perf_counter()
+    options = warm_start if warm_start is not None else WarmStart(run="")
+    mapping = check_feature_mapping(
+        chain.tip.extra["feature_mapping"],
+        dataset,
+        dense=not options.tables_only,
+        vocabularies=not (options.allow_new_tables or options.allow_resized_tables),
     )
-    sharded.load_dense_state(restored.dense)
+    damaged: dict[str, str] = {}
+    while True:
+        restored = _restore(chain, config, sharded, ranks, options)
+        views = gather_patiently(restored if not isinstance(restored, Restored) else restored.bytes_read, ranks)
+        failures = [view for view in views if isinstance(view, DlrmScaleError)]
+        if failures:
+            raise failures[0]
+        found: dict[str, str] = dict(view for view in views if isinstance(view, tuple))
+        if not found:
+            break
+        damaged |= found
+        if next_best is None:
+            raise CheckpointError(
+                f"checkpoint {chain.name} (step {chain.step}) is damaged:\n  " + "\n  ".join(found.values()),
+                remedy="put the files back from a copy, or take the next best checkpoint: `checkpoint ls` lists them, "
+                "and --resume auto takes it",
+            )
+        instead = next_best(damaged)
+        assert instead is not None, "checkpoints that are damaged exist"
+        chain = instead
+    assert isinstance(restored, Restored)
+    read_bytes = sum(view for view in views if isinstance(view, int))
+    if not options.tables_only:
+        sharded.load_dense_state(restored.dense)
     sharded.set_table_iterations(restored.extra["table_iterations"])
+    _fill_missing(sharded, restored.changes, config.model.seed)
     if position and restored.rank_state is not None:
         restore_random_state(restored.rank_state)
+    seconds = max(float(str(value)) for value in gather_patiently(time.perf_counter() - started, ranks))
+    lossy_restores = lossy_restores_after(chain.manifests)
     return RestoredRun(
         step=restored.step,
         cursor=restored.cursor or None,
         chain=chain,
         rows_consumed=restored.rows_consumed,
         same_ranks=restored.rank_state is not None,
-        notes=[f"skipped a newer checkpoint, {reason}" for reason in chain.skipped]
-        + _precision_notes(restored.extra.get("precision", "fp32"), config.train.precision),
+        lossy_restores=lossy_restores,
+        report=RestoreReport(
+            step=restored.step,
+            checkpoints=len(chain.manifests),
+            chain_bytes=chain.size_bytes,
+            read_bytes=read_bytes,
+            seconds=seconds,
+            damaged=tuple(damaged.values()),
+        ),
+        notes=[
+            *_damage_notes(chain, damaged),
+            *mapping,
+            *_change_notes(restored.changes),
+            *_lossy_notes(chain, lossy_restores, config.checkpoint),
+            *_precision_notes(restored.extra.get("precision", "fp32"), config.train.precision),
+        ],
     )
+
+
+def _restore(
+    chain: Chain, config: Config, sharded: ShardedModel, ranks: Ranks, options: WarmStart
+) -> Restored | DlrmScaleError | tuple[str, str]:
+    """What was restored; a damaged file and what is wrong with it; or an error that no other chain mends."""
+    try:
+        return restore(
+            chain,
+            layout=sharded.layout,
+            shards=sharded.local_shards,
+            rank=ranks.rank,
+            ranks=ranks.ranks,
+            optimizer=config.sparse_optimizer.kind,
+            allow_split_row_state=config.sharding.allow_split_row_state,
+            allow_new_tables=options.allow_new_tables,
+            allow_resized_tables=options.allow_resized_tables,
+        )
+    except DamagedFileError as error:
+        return error.file, error.message
+    except DlrmScaleError as error:
+        return error
+
+
+def _fill_missing(sharded: ShardedModel, changes: SchemaChanges, seed: int) -> None:
+    """Give rows that the checkpoint hasn't their initial values, a function of (seed, table, row), and empty state."""
+    specs = {table.spec.name: table.spec for table in sharded.layout.tables}
+    for shard in sharded.local_shards:
+        region, spec = shard.region, specs[shard.region.table]
+        first = max(changes.rows_before(spec.name, spec.rows), region.row_start)
+        if first >= region.row_end:
+            continue
+        rows = slice(first - region.row_start, region.rows)
+        fill_initial_rows(shard.weight[rows], spec, replace(region, row_start=first), seed)
+        for state in shard.state.values():
+            state.detach()[rows].zero_()
+
+
+def _damage_notes(chain: Chain, damaged: Mapping[str, str]) -> list[str]:
+    notes = [f"skipped a newer checkpoint, {reason}" for reason in chain.skipped]
+    listed = " ".join(notes)
+    notes += [f"went by other files, as {reason}" for reason in damaged.values() if reason not in listed]
+    steps = [skip.step for skip in chain.skipped if skip.step is not None]
+    if steps and max(steps) > chain.step:
+        lost = max(steps) - chain.step
+        notes.append(f"{lost:,} steps are lost: step {chain.step} is the newest that can be restored")
+    return notes
+
+
+def _change_notes(changes: SchemaChanges) -> list[str]:
+    notes = [f"table {name} is new: all its rows have initial values" for name in changes.new]
+    for name, (before, now) in changes.resized.items():
+        if now > before:
+            notes.append(f"table {name} has grown from {before:,} to {now:,} rows: the new ones have initial values")
+        else:
+            notes.append(f"table {name} has shrunk from {before:,} to {now:,} rows: {before - now:,} are cut off")
+    return notes
+
+
+def _lossy_notes(chain: Chain, lossy_restores: int, config: CheckpointConfig) -> list[str]:
+    notes = []
+    codecs = stored_codecs(chain.manifests)
+    if codecs or any(manifest.lossy for manifest in chain.manifests):
+        kinds = f" ({', '.join(codecs)})" if codecs else ""
+        notes.append(
+            f"not bit-exact: rows or state in this chain were rounded{kinds}; lossy restores of the run so far: "
+            f"{format_count(lossy_restores)} of {config.expected_restores} expected"
+        )
+    if config.delta_rows == "int8" and lossy_restores >= config.expected_restores:
+        notes.append(
+            f"warning: checkpoint.delta_rows = int8 is off: the run has had {lossy_restores} lossy restores, and "
+            f"checkpoint.expected_restores is {config.expected_restores}; deltas keep their rows in fp32"
+        )
+    return notes
 
 
 def _precision_notes(trained: str, now: str) -> list[str]:
     if trained == now:
         return []
     return [f"the checkpoint was trained with train.precision = {trained!r}; from here on the dense part runs in {now}"]
+
+
+def describe_restore(report: RestoreReport, what: str, ranks: int) -> str:
+    """One line for the user."""
+    deltas = report.checkpoints - 1
+    return (
+        f"restored {what} at step {report.step} from a baseline and {deltas} {'delta' if deltas == 1 else 'deltas'} "
+        f"({format_bytes(report.chain_bytes)}): {format_bytes(report.read_bytes)} read and checked by {ranks} "
+        f"{'rank' if ranks == 1 else 'ranks'} in {report.seconds:.1f} s"
+    )

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dlrm_scale import __version__
+from dlrm_scale.checkpoint.lossy import check_expected_restores
 from dlrm_scale.config import Config
 from dlrm_scale.data.loading.streams import check_streams
 from dlrm_scale.errors import ConfigError
@@ -29,6 +30,7 @@ from dlrm_scale.recipes import checkpoint_location, find_checkpoints, load_confi
 from dlrm_scale.recipes.load import differing
 from dlrm_scale.sharding.rules import check_sharding
 from dlrm_scale.train.tf32 import check_tf32
+from dlrm_scale.train.warm_start import WarmStart, check_same_model
 
 __all__ = ["RunFolder", "RunRequest", "check_config", "resolve_run"]
 
@@ -94,7 +96,7 @@ class RunFolder:
         """Whether a run has been started here."""
         return self.config.is_file()
 
-    def claim(self, config: Config, source: str, init_from: str) -> None:
+    def claim(self, config: Config, source: str, warm_start: WarmStart | None) -> None:
         """Create the folder of a new run; called by rank 0 alone.
 
         The exclusive link of config.toml is what makes a run: a crash before it leaves a folder that can be claimed.
@@ -102,13 +104,15 @@ class RunFolder:
         Args:
             config: resolved.
             source: recipe or file that it came from.
-            init_from: run whose weights it starts with, or "".
+            warm_start: what it takes from another run.
 
         Raises:
             ConfigError: the folder can't be made or another run has taken it meanwhile.
         """
         made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        record = {"source": source, "init_from": init_from, "version": __version__, "created": made}
+        record: dict[str, object] = {"source": source, "init_from": "", "version": __version__, "created": made}
+        if warm_start is not None:
+            record |= {"init_from": warm_start.run, "init_options": warm_start.options}
         temporary = self.path / f".config-{os.getpid()}.toml"
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"run.path {self.path} is a file", remedy="name a folder")
@@ -152,15 +156,16 @@ class RunFolder:
         whole = self.log.read_text().split("\n")[:-1]
         return any(r["event"] == "checkpoint" and r["committed"] for r in map(json.loads, whole))
 
-    def started_from(self) -> tuple[str, str]:
-        """Recipe or file that the run was made from, and the run whose weights it took, or "".
+    def started_from(self) -> tuple[str, WarmStart | None]:
+        """Recipe or file that the run was made from, and what it took from another run.
 
         Raises:
             ConfigError: run.json is missing or damaged.
         """
         try:
             record = json.loads(self._record.read_text())
-            return str(record["source"]), str(record["init_from"])
+            run = str(record["init_from"])
+            return str(record["source"]), WarmStart(run=run, **record.get("init_options", {})) if run else None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"{self._record} can't be read: {error}", remedy="put the file back, or start a run in another folder"
@@ -186,8 +191,7 @@ class RunRequest:
         source: recipe or file.
         resume: continue the run in the folder.
         resume_step: from the checkpoint of this step; None for the newest.
-        init_from: folder of another run whose weights and optimizer state are taken, or "". Of a resumed run too: it
-            may have died before its first checkpoint.
+        warm_start: what is taken from another run. Of a resumed run too: it may have died before its first checkpoint.
         changes: settings that differ from the saved config, as (path, before, after).
     """
 
@@ -195,7 +199,7 @@ class RunRequest:
     source: str
     resume: bool = False
     resume_step: int | None = None
-    init_from: str = ""
+    warm_start: WarmStart | None = None
     changes: tuple[tuple[str, object, object], ...] = ()
 
     @property
@@ -215,7 +219,7 @@ def resolve_run(
     *,
     resume: bool = False,
     step: int | None = None,
-    init_from: str = "",
+    warm_start: WarmStart | None = None,
 ) -> RunRequest:
     """Find out which config applies. Reads only, so that every rank may do it.
 
@@ -224,7 +228,7 @@ def resolve_run(
         overrides: `section.key=value` each.
         resume: continue a run that exists, with its saved config as the base.
         step: continue from the checkpoint of this step, which must exist.
-        init_from: folder of a run to take weights from.
+        warm_start: what to take from another run.
 
     Raises:
         ConfigError: nothing to start from, an existing run without `resume`, or an unsafe change.
@@ -235,7 +239,7 @@ def resolve_run(
         raise ConfigError("run.path is not set", remedy="add --set run.path=FOLDER")
     folder = RunFolder(path=Path(path))
     if folder.exists():
-        request = _continue(folder, source, overrides, resume, init_from)
+        request = _continue(folder, source, overrides, resume, warm_start)
         check_config(request.config)
         return replace(request, resume_step=step)
     if config is None or step is not None:
@@ -243,10 +247,9 @@ def resolve_run(
     if not config.data.path:
         raise ConfigError("data.path is not set", remedy="add --set data.path=DATASET")
     check_config(config)
-    if init_from:
-        _check_same_model(config, init_from)
-    given = str(Path(init_from).absolute()) if init_from else ""
-    return RunRequest(config=_absolute(config), source=str(source), init_from=given)
+    if warm_start is not None:
+        check_same_model(config, warm_start)
+    return RunRequest(config=_absolute(config), source=str(source), warm_start=warm_start)
 
 
 def check_config(config: Config) -> None:
@@ -258,20 +261,24 @@ def check_config(config: Config) -> None:
     check_model(config.model)
     check_streams(config.data)
     check_sharding(config)
+    check_expected_restores(config.checkpoint)
     check_tf32(config, config.train.device)
 
 
 def _continue(
-    folder: RunFolder, source: str | None, overrides: Sequence[str], resume: bool, init_from: str
+    folder: RunFolder, source: str | None, overrides: Sequence[str], resume: bool, warm_start: WarmStart | None
 ) -> RunRequest:
     if not resume:
         raise ConfigError(
             f"run.path {folder.path} holds a run already",
             remedy="continue it with --resume auto, or choose another run.path",
         )
-    first_source, first_init_from = folder.started_from()
-    if init_from and str(Path(init_from).absolute()) != first_init_from:
-        raise ConfigError(f"run {folder.path} was not started with --init-from {init_from}, and exists already")
+    first_source, first_warm_start = folder.started_from()
+    if warm_start is not None and warm_start != first_warm_start:
+        raise ConfigError(
+            f"run {folder.path} was not started with this --init-from {warm_start.run}, and exists already",
+            remedy="leave --init-from and its options out, or start a new run in another run.path",
+        )
     if source is not None and source != first_source:
         raise ConfigError(
             f"run {folder.path} was started from {first_source!r}, not {source!r}",
@@ -291,25 +298,9 @@ def _continue(
         config=config,
         source=first_source,
         resume=True,
-        init_from=first_init_from,
+        warm_start=first_warm_start,
         changes=tuple((path, before, after) for path, (before, after) in changes.items()),
     )
-
-
-def _check_same_model(config: Config, init_from: str) -> None:
-    folder = RunFolder(path=Path(init_from))
-    if not folder.exists():
-        raise ConfigError(f"--init-from {init_from}: there is no run", remedy="name the folder of a run")
-    different = [
-        f"{path} is {after}, there {before}"
-        for path, (before, after) in differing(load_config(folder.config), config).items()
-        if path.startswith("model.") and path != "model.seed"
-    ]
-    if different:
-        raise ConfigError(
-            f"--init-from {init_from}: its weights belong to another model:\n  " + "\n  ".join(different),
-            remedy="give this run the same model settings",
-        )
 
 
 def _why_unsafe(path: str) -> str | None:

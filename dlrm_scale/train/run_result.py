@@ -35,6 +35,7 @@ class RunResult:
         checkpoints_committed: of this start.
         checkpoints_failed: of this start.
         peak_memory_bytes: largest resident host memory of a rank's process, over ranks.
+        restore: what the restore at its beginning took, see `RestoreReport`; None without one.
         best: the best checkpoint of the run as in best.json; None where no validation has told one.
         memory: predicted and actual memory of all ranks; see `memory_use`.
         warnings: that the model may have collapsed, or that memory was short.
@@ -57,6 +58,7 @@ class RunResult:
     checkpoints_committed: int
     checkpoints_failed: int
     peak_memory_bytes: int
+    restore: dict[str, object] | None = None
     best: dict[str, object] | None = None
     memory: dict[str, object] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)

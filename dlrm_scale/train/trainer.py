@@ -1,6 +1,7 @@
 """One rank's run from start to end: wires dataset, model, checkpoints and loop."""
 
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from dlrm_scale.checkpoint import Chain, CheckpointEngine, Retries, open_storage
 from dlrm_scale.config import Config
 from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.data.loading.loader import EvalLoader, TrainLoader
-from dlrm_scale.errors import CheckpointError, ConfigError, TrainingError
+from dlrm_scale.errors import ConfigError, TrainingError
 from dlrm_scale.install import check_install
 from dlrm_scale.layout import ShardLayout
 from dlrm_scale.sharding.pipeline import make_eval_pipeline, make_train_pipeline
@@ -36,7 +37,7 @@ from dlrm_scale.train.metrics.metrics import ClickMetrics
 from dlrm_scale.train.metrics.score_ranking import auc_kind
 from dlrm_scale.train.plan_table import describe_plan
 from dlrm_scale.train.report import RunReport
-from dlrm_scale.train.resume import RestoredRun, agree_on_chain, restore_run
+from dlrm_scale.train.resume import RestoreReport
 from dlrm_scale.train.run_folder import RunFolder, RunRequest
 from dlrm_scale.train.run_result import RunResult, make_result
 from dlrm_scale.train.schedule import multiplier
@@ -49,6 +50,7 @@ from dlrm_scale.train.setup import (
     precision_notes,
     set_threads,
 )
+from dlrm_scale.train.starting_values import choose_start, fill_model
 from dlrm_scale.train.stop import StopRequest
 
 __all__ = ["train_rank"]
@@ -81,30 +83,49 @@ def _train(request: RunRequest, stop: StopRequest, ranks: Ranks) -> RunResult:
     clock = StepClock()
     dataset = Dataset.open(Path(config.data.path))
     _check_equal_runs(request, dataset, ranks)
-    chain, continues = _find_chain(request, ranks)
-    loader = TrainLoader(
-        dataset,
-        config.data,
-        rank=ranks.rank,
-        ranks=ranks.ranks,
-        epochs=config.train.epochs,
-        cursor=(chain.tip.cursor or None) if chain is not None and continues else None,
-        pin_memory=ranks.device.type == "cuda",
-    )
+    chain, continues = choose_start(request, ranks)
+    loaders = _Loaders(dataset, config, ranks)
     try:
-        result = _train_on(dataset, loader, chain, continues, request, stop, ranks, clock)
+        result = _train_on(dataset, loaders, chain, continues, request, stop, ranks, clock)
     except BaseException:
         # what went wrong matters, not that the reading thread is slow to end
         with suppress(TrainingError):
-            loader.close()
+            loaders.close()
         raise
-    loader.close()
+    loaders.close()
     return result
+
+
+class _Loaders:
+    """The run's loader, and another one if it turns out that the run goes on from an older position."""
+
+    def __init__(self, dataset: Dataset, config: Config, ranks: Ranks) -> None:
+        self._dataset, self._config, self._ranks = dataset, config, ranks
+        self._open: TrainLoader | None = None
+
+    def at(self, cursor: Mapping[str, object] | None) -> TrainLoader:
+        """Close what is open and open a loader at a position; None for the beginning."""
+        self.close()
+        self._open = TrainLoader(
+            self._dataset,
+            self._config.data,
+            rank=self._ranks.rank,
+            ranks=self._ranks.ranks,
+            epochs=self._config.train.epochs,
+            cursor=cursor,
+            pin_memory=self._ranks.device.type == "cuda",
+        )
+        return self._open
+
+    def close(self) -> None:
+        """End the reading; TrainingError if that takes too long."""
+        if self._open is not None:
+            self._open.close()
 
 
 def _train_on(
     dataset: Dataset,
-    loader: TrainLoader,
+    loaders: _Loaders,
     chain: Chain | None,
     continues: bool,
     request: RunRequest,
@@ -113,6 +134,7 @@ def _train_on(
     clock: StepClock,
 ) -> RunResult:
     config, folder = request.config, request.folder
+    loader = loaders.at((chain.tip.cursor or None) if chain is not None and continues else None)
     memory = MemoryCheck(config, dataset, loader, ranks)
     memory.check_dense()
 
@@ -126,8 +148,11 @@ def _train_on(
     notes = [f"changed by --set: {path} from {before} to {after}" for path, before, after in request.changes]
     notes += [f"warning: {warning}" for warning in memory.warnings]
     notes += [*precision_notes(config, ranks.device), *compile_layers(model, config, ranks)]
-    resumed = _fill(model, chain, continues, dataset, request, ranks, notes)
+    restored = fill_model(model, chain, continues, dataset, request, ranks, notes)
+    resumed = restored if continues else None
     start_step = resumed.step if resumed else 0
+    if resumed is not None and chain is not None and resumed.chain.name != chain.name:
+        loader = loaders.at(resumed.cursor)
     assert loader.start_step == start_step
     # only now: a mistake found above leaves no folder behind
     total_steps = min(config.train.max_steps or loader.total_steps, loader.total_steps)
@@ -149,6 +174,7 @@ def _train_on(
         config=config.checkpoint,
         optimizer=config.sparse_optimizer.kind,
         resumed_from=resumed.chain if resumed else None,
+        lossy_restores=restored.lossy_restores if restored else 0,
         pinned=best.pinned,
     )
     notes += [f"warning: {warning}" for warning in storage.warnings]
@@ -192,15 +218,16 @@ def _train_on(
         cursor=resumed.cursor if resumed else None,
         record={"feature_mapping": feature_mapping(dataset), "precision": config.train.precision},
         best=best,
-        saved_as=resumed.chain.tip.name if resumed else "",
+        saved_as=resumed.chain.name if resumed else "",
     )
+    restore_report = restored.report if restored else None
     if report is None:
-        result = _finish(loop, dataset, None, folder, memory, ranks)
+        result = _finish(loop, dataset, None, folder, memory, restore_report, ranks)
     else:
         with report:
             report.say(f"memory to come, predicted: {describe_memory(memory.estimate)}")
             _introduce(report, model, dataset, loader, ranks, start_step, config, notes)
-            result = _finish(loop, dataset, report, folder, memory, ranks)
+            result = _finish(loop, dataset, report, folder, memory, restore_report, ranks)
     engine.close()
     return result
 
@@ -211,6 +238,7 @@ def _finish(
     report: RunReport | None,
     folder: RunFolder,
     memory: MemoryCheck,
+    restore_report: RestoreReport | None,
     ranks: Ranks,
 ) -> RunResult:
     end = loop.run()
@@ -225,6 +253,7 @@ def _finish(
     result = replace(
         result,
         memory=memory_use(memory.estimate, ranks),
+        restore=None if restore_report is None else restore_report.as_dict(),
         warnings=[*memory.warnings, *([] if collapse is None else [collapse])],
     )
     if loop.best.best is not None:
@@ -250,7 +279,8 @@ def _check_equal_runs(request: RunRequest, dataset: Dataset, ranks: Ranks) -> No
     values["run"].pop("path")
     values["data"].pop("path")
     values["checkpoint"].pop("path")
-    mine = {"config": values, "resume": request.resume, "init": bool(request.init_from), "data": dataset.fingerprint}
+    init = None if request.warm_start is None else request.warm_start.options
+    mine = {"config": values, "resume": request.resume, "init": init, "data": dataset.fingerprint}
     views = ranks.gather_objects(mine)
     for rank, view in enumerate(views):
         if view != views[0]:
@@ -284,7 +314,7 @@ def _open_folder(
             if request.resume:
                 folder.save_config(request.config)
             else:
-                folder.claim(request.config, request.source, request.init_from)
+                folder.claim(request.config, request.source, request.warm_start)
             save_plan(folder.plan, model.sharded.layout)
             report = RunReport(folder, total_steps, start_step)
         except ConfigError as error:
@@ -295,52 +325,6 @@ def _open_folder(
     if isinstance(failure, ConfigError):
         raise failure
     return report
-
-
-def _find_chain(request: RunRequest, ranks: Ranks) -> tuple[Chain | None, bool]:
-    """What to restore, and whether it is the run itself that continues (or another whose weights it takes)."""
-    if request.resume:
-        chain = agree_on_chain(request.checkpoints, ranks, request.resume_step)
-        if chain is not None:
-            return chain, True
-        if request.folder.has_committed():
-            raise CheckpointError(
-                f"{request.folder.log} tells of committed checkpoints, and {request.checkpoints} has none",
-                remedy="put the files back, or start a new run in another run.path",
-            )
-    if not request.init_from:
-        return None, False
-    chain = agree_on_chain(RunFolder(path=Path(request.init_from)).checkpoints, ranks)
-    if chain is None:
-        raise CheckpointError(f"--init-from {request.init_from}: that run has no checkpoint")
-    return chain, False
-
-
-def _fill(
-    model: ModelOnRanks,
-    chain: Chain | None,
-    continues: bool,
-    dataset: Dataset,
-    request: RunRequest,
-    ranks: Ranks,
-    notes: list[str],
-) -> RestoredRun | None:
-    """Give the model its values; return where a continued run stands, None for one that begins."""
-    if request.resume and not continues:
-        notes.append("the run has no checkpoint yet: starting from its beginning")
-    if chain is None:
-        model.fill_initial_rows(request.config.model.seed)
-        return None
-    started = time.perf_counter()
-    restored = restore_run(chain, request.config, model.sharded, dataset, ranks, position=continues)
-    notes.extend(restored.notes)
-    what = "the run" if continues else f"weights and optimizer state of {request.init_from}"
-    notes.append(f"restored {what} at step {restored.step} in {time.perf_counter() - started:.1f} s")
-    if not continues:
-        return None
-    if not restored.same_ranks:
-        notes.append("the number of ranks changed: rows and state are exact, losses agree to rounding")
-    return restored
 
 
 def _introduce(

@@ -14,7 +14,9 @@ FLAGS = {
         "--pad-short-rows --max-bad-rows --jobs --memory-limit --delimiter --header --id-column --unlabeled "
         "--decimal-ids --multi-hot --column --force --json"
     ),
-    "train": "CONFIG --set --nproc --resume --init-from --json",
+    "train": (
+        "CONFIG --set --nproc --resume --init-from --tables-only --allow-new-tables --allow-resized-tables --json"
+    ),
     "evaluate": "RUN --data --split --step --by --top --nproc --set --json",
     "predict": (
         "RUN INPUTS --out --step --split --vocabulary-from --delimiter --header --id-column --unlabeled --decimal-ids "

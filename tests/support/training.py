@@ -1,7 +1,7 @@
 """Whole training runs on ranks, observed: rows used in each step, losses, and the tables at the end."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from dlrm_scale.train.run_folder import resolve_run
 from dlrm_scale.train.run_result import RunResult
 from dlrm_scale.train.stop import StopRequest
 from dlrm_scale.train.trainer import train_rank
+from dlrm_scale.train.warm_start import WarmStart
 from tests.support.datasets import row_numbers
 from tests.support.rank_runner import run_ranks
 
@@ -64,20 +65,31 @@ def run_training(
     resume: bool = False,
     step: int | None = None,
     init_from: str = "",
+    init_options: Mapping[str, bool] | None = None,
     ranks_per_host: int | None = None,
 ) -> list[Observed]:
     """Train in the rank pool and return what each rank saw."""
     return run_ranks(
-        ranks, _train, str(run), str(dataset), list(overrides), resume, step, init_from, ranks_per_host=ranks_per_host
+        ranks,
+        _train,
+        str(run),
+        str(dataset),
+        list(overrides),
+        resume,
+        step,
+        WarmStart(run=init_from, **(init_options or {})) if init_from else None,
+        ranks_per_host=ranks_per_host,
     )
 
 
-def _train(run: str, dataset: str, overrides: list[str], resume: bool, step: int | None, init_from: str) -> Observed:
+def _train(
+    run: str, dataset: str, overrides: list[str], resume: bool, step: int | None, warm_start: WarmStart | None
+) -> Observed:
     settings = [f"run.path={run}"]
     if not resume:
         settings += [f"data.path={dataset}", *SMALL_MODEL]
     request = resolve_run(
-        None if resume else "sample", [*settings, *overrides], resume=resume, step=step, init_from=init_from
+        None if resume else "sample", [*settings, *overrides], resume=resume, step=step, warm_start=warm_start
     )
     rows: list[list[int]] = []
     rates: list[tuple[float, ...]] = []

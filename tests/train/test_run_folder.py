@@ -7,22 +7,24 @@ import pytest
 from dlrm_scale.errors import ConfigError
 from dlrm_scale.recipes import load_config
 from dlrm_scale.train.run_folder import RunFolder, resolve_run
+from dlrm_scale.train.warm_start import WarmStart
 
 _SETTINGS = ["data.path=somewhere"]
 
 
-def _claimed(path: Path, init_from: str = "") -> RunFolder:
+def _claimed(path: Path, warm_start: WarmStart | None = None) -> RunFolder:
     folder = RunFolder(path=path)
-    folder.claim(load_config("sample", [*_SETTINGS, f"run.path={path}"]), "sample", init_from)
+    folder.claim(load_config("sample", [*_SETTINGS, f"run.path={path}"]), "sample", warm_start)
     return folder
 
 
 def test_a_claimed_folder_is_a_run_with_its_config_and_origin(tmp_path: Path) -> None:
-    folder = _claimed(tmp_path / "run", "/another")
+    warm_start = WarmStart(run="/another", allow_new_tables=True)
+    folder = _claimed(tmp_path / "run", warm_start)
     assert folder.exists()
-    assert folder.started_from() == ("sample", "/another")
+    assert folder.started_from() == ("sample", warm_start)
     request = resolve_run(None, [f"run.path={folder.path}"], resume=True)
-    assert (request.resume, request.init_from, request.source) == (True, "/another", "sample")
+    assert (request.resume, request.warm_start, request.source) == (True, warm_start, "sample")
     assert sorted(p.name for p in folder.path.iterdir()) == ["config.toml", "run.json"]
 
 

@@ -1,0 +1,106 @@
+"""Which checkpoint all ranks restore: the newest whose chain is whole, or the one that was asked for."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from types import MappingProxyType
+
+import torch.distributed as dist
+
+from dlrm_scale.checkpoint import Chain, Location, Storage, find_chain, list_checkpoints, open_chain, open_storage
+from dlrm_scale.errors import CheckpointError
+from dlrm_scale.sharding.ranks import Ranks
+
+__all__ = ["agree_on_chain", "gather_patiently"]
+
+
+def agree_on_chain(
+    location: Location,
+    ranks: Ranks,
+    step: int | None = None,
+    *,
+    manifest: str = "",
+    damaged: Mapping[str, str] = MappingProxyType({}),
+) -> Chain | None:
+    """Find the newest checkpoint whose files are all there, the same on every rank; a collective.
+
+    Their bytes are checked while they are read (`restore_run`), so that a chain is read once.
+
+    Args:
+        location: of the run's checkpoints.
+        ranks: the process group.
+        step: take the checkpoint of this step instead of the newest.
+        manifest: take the checkpoint of this manifest, by its name; "" for one of the others.
+        damaged: what a restore has found to be wrong with data files, by their names; equal on all ranks.
+
+    Raises:
+        CheckpointError: checkpoints exist but none is whole, or ranks see different files.
+    """
+    storage = open_storage(location)
+    verdict: object = None
+    if ranks.rank == 0:
+        try:
+            chain = open_chain(storage, manifest) if manifest else _choose(storage, step, damaged)
+            verdict = (chain.name, _identity(chain), chain.skipped) if chain is not None else None
+        except CheckpointError as error:
+            verdict = error
+        except OSError as error:
+            verdict = CheckpointError(f"{storage.address} can't be read: {error}")
+    verdict = gather_patiently(verdict, ranks)[0]
+    if isinstance(verdict, CheckpointError):
+        raise verdict
+    if verdict is None:
+        return None
+    assert isinstance(verdict, tuple)
+    name, expected, skipped = verdict
+    failure: object = None
+    try:
+        chain = open_chain(storage, name, damaged=damaged)
+        if _identity(chain) != expected:
+            raise CheckpointError(f"{name} is another one here than on rank 0")
+    except CheckpointError as error:
+        failure = error
+    except OSError as error:
+        failure = CheckpointError(f"{storage.address} can't be read: {error}")
+    for rank, view in enumerate(gather_patiently(failure, ranks)):
+        if isinstance(view, CheckpointError):
+            raise CheckpointError(
+                f"rank {rank} can't open the checkpoint that rank 0 chose: {view.message}",
+                remedy="put run.path on storage that all hosts share",
+            )
+    assert chain is not None
+    return replace(chain, skipped=skipped)
+
+
+def gather_patiently(value: object, ranks: Ranks) -> list[object]:
+    """Every rank's value, by rank, however long one reads files: 1 TiB takes longer than a collective is waited for."""
+    if ranks.ranks == 1:
+        return [value]
+    values: list[object] = [None] * ranks.ranks
+    with _patient_group() as group:
+        dist.all_gather_object(values, value, group=group)
+    return values
+
+
+@contextmanager
+def _patient_group() -> Iterator[dist.ProcessGroup]:
+    group = dist.new_group(backend="gloo", timeout=timedelta(days=1))
+    yield group
+    dist.destroy_process_group(group)
+
+
+def _identity(chain: Chain) -> tuple[str, tuple[str, ...]]:
+    return chain.tip_sha256, tuple(manifest.name for manifest in chain.manifests)
+
+
+def _choose(storage: Storage, step: int | None, damaged: Mapping[str, str]) -> Chain | None:
+    if step is None:
+        return find_chain(storage, damaged=damaged)
+    names = {row.step: row.name for row in list_checkpoints(storage) if row.state == "ok"}
+    if step not in names:
+        known = ", ".join(map(str, sorted(s for s in names if s is not None))) or "none"
+        raise CheckpointError(
+            f"{storage.address} has no whole checkpoint of step {step}", remedy=f"name one of these: {known}"
+        )
+    return open_chain(storage, names[step])

@@ -1,0 +1,77 @@
+"""What a run begins with: its own newest checkpoint, another run's weights, or initial values."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from dlrm_scale.checkpoint import Chain
+from dlrm_scale.data.dataset.dataset import Dataset
+from dlrm_scale.errors import CheckpointError
+from dlrm_scale.sharding.ranks import Ranks
+from dlrm_scale.train.chain_choice import agree_on_chain
+from dlrm_scale.train.resume import RestoredRun, describe_restore, restore_run
+from dlrm_scale.train.run_folder import RunFolder, RunRequest
+from dlrm_scale.train.setup import ModelOnRanks
+
+__all__ = ["choose_start", "fill_model"]
+
+
+def choose_start(
+    request: RunRequest, ranks: Ranks, damaged: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Chain | None, bool]:
+    """What to restore, and whether it is the run itself that continues (or another whose weights it takes)."""
+    if request.resume:
+        chain = agree_on_chain(request.checkpoints, ranks, request.resume_step, damaged=damaged)
+        if chain is not None:
+            return chain, True
+        if request.folder.has_committed():
+            raise CheckpointError(
+                f"{request.folder.log} tells of committed checkpoints, and {request.checkpoints} has none",
+                remedy="put the files back, or start a new run in another run.path",
+            )
+    if request.warm_start is None:
+        return None, False
+    chain = agree_on_chain(RunFolder(path=Path(request.warm_start.run)).checkpoints, ranks, damaged=damaged)
+    if chain is None:
+        raise CheckpointError(f"--init-from {request.warm_start.run}: that run has no checkpoint")
+    return chain, False
+
+
+def fill_model(
+    model: ModelOnRanks,
+    chain: Chain | None,
+    continues: bool,
+    dataset: Dataset,
+    request: RunRequest,
+    ranks: Ranks,
+    notes: list[str],
+) -> RestoredRun | None:
+    """Give the model its values; return what was restored, None for a run that begins with initial values."""
+    if request.resume and not continues:
+        notes.append("the run has no checkpoint yet: starting from its beginning")
+    if chain is None:
+        model.fill_initial_rows(request.config.model.seed)
+        return None
+    restored = restore_run(
+        chain,
+        request.config,
+        model.sharded,
+        dataset,
+        ranks,
+        position=continues,
+        next_best=None
+        if continues and request.resume_step is not None
+        else lambda damaged: choose_start(request, ranks, damaged)[0],
+        warm_start=None if continues else request.warm_start,
+    )
+    notes.extend(restored.notes)
+    what = "the run"
+    if not continues and request.warm_start is not None:
+        what = f"weights and optimizer state of {request.warm_start.run}"
+        if request.warm_start.tables_only:
+            what = f"the tables, with their optimizer state, of {request.warm_start.run}"
+            notes.append("the dense part begins with initial values")
+    notes.append(describe_restore(restored.report, what, ranks.ranks))
+    if continues and not restored.same_ranks:
+        notes.append("the number of ranks changed: rows and state are exact, losses agree to rounding")
+    return restored
