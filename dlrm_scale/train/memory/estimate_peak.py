@@ -29,7 +29,12 @@ _VECTOR_COPIES = 3
 _ACTIVATION_COPIES = 1.25
 """Activations, and those gradients that are alive at one time (measured on an MLP and a DCNv2)."""
 _ID_COPIES = 10
-"""Of a lookup's 8-byte id: in the exchange, and sorted by row in the backward pass."""
+"""Of a lookup's 8-byte id: half of them as it comes and is sent, half where it is received and sorted by row."""
+_SCORED_VECTOR_COPIES = 2
+"""Of a row's pooled vectors without gradients: as they arrive, and joined with the bottom MLP's (measured on 1 and 2
+ranks). On several ranks those that are looked up here come on top."""
+_SCORED_ACTIVATIONS = 0.5
+"""Of the activations of a training step: a layer's are freed when the next one has its own (measured)."""
 _RECORD_BATCHES_BYTES = 12 * MIB
 _GROWTH_BYTES = 128 * MIB
 """Compiled numba functions, threads, allocator and library buffers that come with the first steps (CPU, measured)."""
@@ -115,6 +120,7 @@ def estimate_memory(
     vectors = (
         4 * rows * _VECTOR_COPIES * max(dense.vectors_per_row, _looked_up_columns(layout, ranks.rank, ranks.ranks))
     )
+    training = activations + vectors + _id_bytes(rows, layout, ranks, pooling)
     batches = (config.data.prefetch_batches + BATCHES_IN_USE) * batch_bytes
     device = [
         ("tables", tables.weights),
@@ -123,7 +129,7 @@ def estimate_memory(
         ("optimizer state of tables", tables.optimizer_state),
         ("maps of touched rows", tables.touched_rows),
         ("dense parameters, gradients and state", 4 * dense.parameters * (3 + states)),
-        ("activations", activations + vectors + int(8 * rows * sum(pooling) * _ID_COPIES)),
+        ("activations", max(training, _scoring_bytes(config, dataset, layout, ranks, pooling))),
         ("batches on the device", 4 * batch_bytes if on_gpu else 0),
     ]
     host = [
@@ -196,6 +202,38 @@ def _looked_up_columns(layout: ShardLayout, rank: int, ranks: int) -> int:
         here = [r for r in table.regions if r.rank == rank and r.rows]
         columns += ranks * sum({(r.column_start, r.column_end): r.columns for r in here}.values())
     return columns
+
+
+def _id_bytes(rows: int, layout: ShardLayout, ranks: Ranks, pooling: Sequence[float]) -> int:
+    received = _looked_up_ids(layout, ranks.rank, ranks.ranks, pooling)
+    return int(8 * rows * _ID_COPIES * (sum(pooling) + received) / 2)
+
+
+def _scoring_bytes(
+    config: Config, dataset: Dataset, layout: ShardLayout, ranks: Ranks, pooling: Sequence[float]
+) -> int:
+    """What a batch of a validation takes while it is scored: it may be much larger than one that is trained on."""
+    rows_global = min(config.train.validation_batch_size or config.data.batch_size, dataset.split_rows("validation"))
+    rows = -(-rows_global // ranks.ranks)
+    dense = dense_sizes(config.model, len(layout.tables))
+    floats = _SCORED_VECTOR_COPIES * dense.vectors_per_row + _SCORED_ACTIVATIONS * dense.activations_per_row
+    if ranks.ranks > 1:
+        floats += _looked_up_columns(layout, ranks.rank, ranks.ranks)
+    return int(4 * rows * floats) + _id_bytes(rows, layout, ranks, pooling)
+
+
+def _looked_up_ids(layout: ShardLayout, rank: int, ranks: int, pooling: Sequence[float]) -> float:
+    """Ids that this rank looks up for a row of its batch: those of all ranks' rows in the tables that it has whole.
+
+    A row-wise shard gets as much as its share of the rows; frequent ids in one place make that more.
+    """
+    ids = 0.0
+    for table, per_row in zip(layout.tables, pooling, strict=True):
+        if table.replicated:
+            ids += per_row
+        else:
+            ids += sum(ranks * per_row * r.rows / table.spec.rows for r in table.regions if r.rank == rank)
+    return ids
 
 
 def _staging_bytes(config: Config, layout: ShardLayout, rank: int, pooling: Sequence[float]) -> int:

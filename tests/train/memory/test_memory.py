@@ -12,7 +12,7 @@ from dlrm_scale.host_memory import HostMemory
 from dlrm_scale.layout import ShardLayout, ShardRegion, TableLayout
 from dlrm_scale.schema import TableSpec
 from dlrm_scale.sharding.memory_estimate import table_memory
-from dlrm_scale.train.memory import memory_check
+from dlrm_scale.train.memory import estimate_peak, memory_check
 from dlrm_scale.train.memory.estimate_peak import MemoryEstimate, MemoryItem
 from dlrm_scale.train.memory.memory_check import RankMemory, check_memory
 from dlrm_scale.train.memory.memory_use import memory_rows
@@ -80,6 +80,20 @@ def test_the_prediction_is_close_to_what_a_fresh_process_takes(case: str, datase
     assert results[0].peak_memory_bytes == pytest.approx(max(rank["peak_bytes"] for rank in use), abs=MIB)
     names = [name for name, _ in memory_rows(results[0].memory)]
     assert names == ["predicted memory", "most of it for"]
+
+
+@pytest.mark.parametrize(("ranks", "kind"), [(1, "table_wise"), (2, "row_wise")])
+def test_a_validation_in_batches_far_larger_than_those_of_training_is_counted(
+    ranks: int, kind: str, tmp_path: Path
+) -> None:
+    make_dataset(tmp_path / "data", 24_000, split={"train": [(0, 2000)], "validation": [(2000, 24_000)]})
+    settings = [f"sharding.kind={kind}", "train.validation_batch_size=22000", *_wide(64)]
+    results = run_ranks(ranks, _train, str(tmp_path / "run"), str(tmp_path / "data"), settings, fresh=True)
+    use: Any = results[0].memory["ranks"]
+    for rank in use:
+        added, expected = rank["peak_bytes"] - rank["held_bytes"], rank["predicted_bytes"] - rank["held_bytes"]
+        assert added > 300 * MIB  # a step of 32 rows needs 200
+        assert 0.8 * added - 40 * MIB <= expected <= 1.25 * added + 40 * MIB, rank
 
 
 def test_a_run_that_can_not_fit_is_refused_before_anything_is_allocated(dataset: Path, tmp_path: Path) -> None:
@@ -199,6 +213,26 @@ def test_tables_are_counted_where_the_plan_puts_them() -> None:
         assert (found.weights, found.replicas, found.optimizer_state) == (50 * 64, 10 * 64, 60 * 4)
         assert found.touched_rows == 2 * 60
         assert found.largest_table == "C1"
+
+
+def test_the_rank_that_has_a_table_of_long_bags_whole_receives_the_ids_of_all_ranks() -> None:
+    def ids(kind: str, regions: list[tuple[int, int, int]], rank: int) -> float:
+        spec = TableSpec(name="C1", rows=100, dim=16)
+        table = TableLayout(
+            spec=spec,
+            sharding_type=kind,
+            regions=tuple(
+                ShardRegion(table="C1", row_start=start, row_end=end, column_start=0, column_end=16, rank=r)
+                for r, start, end in regions
+            ),
+            replicated=kind == "data_parallel",
+        )
+        return estimate_peak._looked_up_ids(ShardLayout(ranks=4, tables=(table,)), rank, 4, [50.0])
+
+    assert [ids("table_wise", [(2, 0, 100)], rank) for rank in range(4)] == [0, 0, 4 * 50, 0]
+    halves = [(0, 0, 50), (1, 50, 100)]
+    assert [ids("row_wise", halves, rank) for rank in range(4)] == [2 * 50, 2 * 50, 0, 0]
+    assert ids("data_parallel", [(0, 0, 100)], 3) == 50
 
 
 def test_the_peak_of_a_process_is_at_least_what_it_holds() -> None:
