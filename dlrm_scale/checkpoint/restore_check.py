@@ -28,7 +28,7 @@ class RestoreCheck:
         rows: of all tables.
         bytes_read: from data files.
         seconds: that took.
-        faults: (file, what is wrong), in words; empty if every row is covered, sound and finite.
+        faults: (file, what is wrong), the first of each table and file; empty if every row is there, sound and finite.
     """
 
     checkpoint: str
@@ -57,7 +57,7 @@ def check_restore(
         now: a clock in seconds.
     """
     began = now()
-    faults: dict[str, str] = {}
+    faults: list[tuple[str, str]] = []
     read = 0
 
     def note(size_bytes: int) -> None:
@@ -79,19 +79,19 @@ def check_restore(
         rows=sum(table.rows for table in chain.tip.tables),
         bytes_read=read,
         seconds=now() - began,
-        faults=tuple(faults.items()),
+        faults=tuple(faults),
     )
 
 
 @contextmanager
-def _noted(faults: dict[str, str], checkpoint: str) -> Iterator[None]:
-    """Turn what a part of the check raises into a fault; the first of each file counts."""
+def _noted(faults: list[tuple[str, str]], checkpoint: str) -> Iterator[None]:
+    """Turn what a part of the check raises into a fault."""
     try:
         yield
     except DamagedFileError as error:
-        faults.setdefault(error.file or checkpoint, error.message)
+        faults.append((error.file or checkpoint, error.message))
     except CheckpointError as error:
-        faults.setdefault(checkpoint, error.message)
+        faults.append((checkpoint, error.message))
 
 
 def _check_table(chain: Chain, table: TableRecord, note: Callable[[int], None]) -> None:

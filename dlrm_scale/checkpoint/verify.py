@@ -4,17 +4,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dlrm_scale.checkpoint.chain import Chain, find_chain, open_chain
 from dlrm_scale.checkpoint.file_names import parse_manifest_name
 from dlrm_scale.checkpoint.format import file_fault
 from dlrm_scale.checkpoint.manifest import Manifest, ParentRecord
-from dlrm_scale.checkpoint.manifest_files import check_format, list_manifests, read_manifests
+from dlrm_scale.checkpoint.manifest_files import check_format, checkpoint_age, list_manifests, read_manifests
 from dlrm_scale.checkpoint.storage import Location, Storage, open_storage
 from dlrm_scale.errors import CheckpointError
 
-__all__ = ["CheckpointRow", "Problem", "VerifyLevel", "data_bytes", "list_checkpoints", "read_checkpoint", "verify"]
+__all__ = [
+    "CheckpointRow",
+    "Problem",
+    "VerifyLevel",
+    "chain_of_step",
+    "data_bytes",
+    "list_checkpoints",
+    "read_checkpoint",
+    "verify",
+]
 
 VerifyLevel = Literal["manifest", "size", "full"]
-"""manifest: manifests and their links; size: also that data files are there; full: also every byte."""
+"""manifest: manifests and their links; size: also that data files are there; full: also every byte. (A whole restore is
+checked by `restore_check`.)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +113,34 @@ def read_checkpoint(location: Location, seq: int) -> Manifest:
         raise CheckpointError(
             f"{storage.address} has no checkpoint {seq}", remedy="list them with `dlrm-scale checkpoint ls`"
         )
-    if files[-1].manifest is None:
-        raise CheckpointError(str(files[-1].reason))
-    return files[-1].manifest
+    # The trainer's own goes before merges that are equal to it.
+    newest = [f for f in files if checkpoint_age(f.name) == checkpoint_age(files[-1].name)]
+    own = [f for f in newest if f.manifest is not None and f.manifest.merge is None]
+    chosen = (own or [f for f in newest if f.manifest is not None] or newest)[-1]
+    if chosen.manifest is None:
+        raise CheckpointError(str(chosen.reason))
+    return chosen.manifest
+
+
+def chain_of_step(location: Location, step: int | None) -> Chain:
+    """The chain to the checkpoint of a step, the newest for None; its files are there with their sizes.
+
+    Raises:
+        CheckpointError: there is none, or it isn't whole.
+    """
+    storage = _open(location)
+    if step is None:
+        chain = find_chain(storage)
+        if chain is None:
+            raise CheckpointError(f"{storage.address} holds no checkpoint", remedy="name a run that has saved one")
+        return chain
+    names = {row.step: row.name for row in list_checkpoints(storage) if row.state == "ok"}
+    if step not in names:
+        known = ", ".join(str(known) for known in sorted(s for s in names if s is not None)) or "none"
+        raise CheckpointError(
+            f"{storage.address} has no whole checkpoint of step {step}", remedy=f"name one of these: {known}"
+        )
+    return open_chain(storage, names[step])
 
 
 def verify(

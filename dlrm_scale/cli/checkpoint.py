@@ -5,12 +5,14 @@ import time
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 if TYPE_CHECKING:
     from dlrm_scale.checkpoint.manifest import Manifest
+    from dlrm_scale.checkpoint.storage import Storage
+    from dlrm_scale.checkpoint.verify import VerifyLevel
 
 __all__ = ["Level", "app", "ls", "show", "verify"]
 
@@ -26,6 +28,7 @@ class Level(StrEnum):
     manifest = "manifest"
     size = "size"
     full = "full"
+    restore = "restore"
 
 
 @app.command()
@@ -67,12 +70,18 @@ def ls(run: _Run, as_json: _AsJson = False) -> None:
 def show(
     run: _Run,
     seq: Annotated[int, typer.Argument(help="Sequence number, as `ls` lists it.", metavar="SEQ")],
+    later: Annotated[
+        int | None, typer.Argument(help="Of a later checkpoint: show what changed between the two.", metavar="[SEQ]")
+    ] = None,
     as_json: _AsJson = False,
 ) -> None:
-    """Show one checkpoint: what it holds of each table, its files, cursor and versions."""
+    """Show one checkpoint (each table, files, cursor, versions), or what changed between two: rows, bytes and files."""
     from dlrm_scale.checkpoint.verify import read_checkpoint
     from dlrm_scale.recipes import find_checkpoints
 
+    if later is not None:
+        _show_changes(find_checkpoints(run), seq, later, as_json)
+        return
     manifest = read_checkpoint(find_checkpoints(run), seq)
     summary = _summary(manifest)
     if as_json:
@@ -109,33 +118,126 @@ def show(
     typer.echo(", ".join(f"{name} {version}" for name, version in manifest.versions.items()))
 
 
+def _show_changes(root: str, seq: int, later: int, as_json: bool) -> None:
+    from dlrm_scale.checkpoint.chain import open_chain
+    from dlrm_scale.checkpoint.changes import find_changes
+    from dlrm_scale.checkpoint.verify import read_checkpoint
+    from dlrm_scale.cli.byte_progress import ByteProgress
+
+    first, second = (open_chain(root, read_checkpoint(root, number).name) for number in (seq, later))
+    with ByteProgress("comparing", first.size_bytes + second.size_bytes) as bar:
+        changes = find_changes(first, second, progress=bar.advance)
+    tables = [{**asdict(table), "share": table.rows_changed / table.rows} for table in changes.tables]
+    files = [{"name": file.name, "bytes": file.size_bytes} for file in changes.files]
+    if as_json:
+        kept = {name: value for name, value in vars(changes).items() if name not in ("tables", "files")}
+        _print_json({**kept, "tables": tables, "files": files})
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    from dlrm_scale.units import format_bytes, format_count
+
+    how = {"ids": "rows that were saved again", "values": "rows whose weight or state differs"}[changes.by]
+    typer.echo(f"from step {changes.first_step} to step {changes.second_step}: {how}")
+    table = Table("table", "rows", "changed", "share", "size")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for found in changes.tables:
+        table.add_row(
+            found.name,
+            format_count(found.rows),
+            format_count(found.rows_changed),
+            f"{100 * found.rows_changed / found.rows:.1f} %",
+            format_bytes(found.bytes),
+        )
+    Console().print(table)
+    for file in changes.files:
+        typer.echo(f"{file.name}  {format_bytes(file.size_bytes)}")
+
+
 @app.command()
 def verify(
     run: _Run,
     level: Annotated[
-        Level, typer.Option(help="manifest: manifests and links; size: and that files are there; full: every byte.")
+        Level,
+        typer.Option(
+            help="manifest: manifests and links; size: and that files are there; full: and every byte; restore: and "
+            "a checkpoint put together row by row, each row there and finite."
+        ),
     ] = Level.full,
+    step: Annotated[
+        int | None, typer.Option(help="Which checkpoint --level restore puts together. Default: the newest.")
+    ] = None,
     as_json: _AsJson = False,
 ) -> None:
     """Check all checkpoints; exits with 4 and names the damaged files if there are any."""
-    from dlrm_scale.checkpoint.verify import list_checkpoints
+    from dlrm_scale.checkpoint.storage import open_storage
+    from dlrm_scale.checkpoint.verify import data_bytes
     from dlrm_scale.checkpoint.verify import verify as find_problems
-    from dlrm_scale.errors import CheckpointError
+    from dlrm_scale.cli.byte_progress import ByteProgress
+    from dlrm_scale.errors import CheckpointError, ConfigError
     from dlrm_scale.recipes import find_checkpoints
 
-    problems = find_problems(find_checkpoints(run), level.value)
-    if not list_checkpoints(find_checkpoints(run)):
+    if step is not None and level is not Level.restore:
+        raise ConfigError("--step goes with --level restore")
+    storage = open_storage(find_checkpoints(run))
+    total_bytes = data_bytes(storage)
+    reads = level in (Level.full, Level.restore)
+    began = time.perf_counter()
+    with ByteProgress("checking files", total_bytes if reads else 0) as bar:
+        files_level = cast("VerifyLevel", "full" if level is Level.restore else level.value)
+        problems = find_problems(storage, files_level, progress=bar.advance if reads else _ignore)
+    if not total_bytes and not problems:
         raise CheckpointError(f"{run} holds no checkpoint", remedy="name a run that has saved one")
+    seconds = time.perf_counter() - began
+    result: dict[str, Any] = {
+        "ok": not problems,
+        "level": level.value,
+        "bytes": total_bytes if reads else 0,
+        "seconds": seconds,
+        "problems": [asdict(problem) for problem in problems],
+    }
+    lines = [f"{p.file} {p.reason}" + (f"; it breaks {', '.join(p.breaks)}" if p.breaks else "") for p in problems]
+    if level is Level.restore:
+        result["restore"] = restored = _check_restore(storage, step)
+        result["ok"] = result["ok"] and not restored["faults"]
+        known = {problem.file for problem in problems}
+        lines += [f"{file}: {reason}" for file, reason in restored["faults"] if file not in known]
     if as_json:
-        _print_json({"ok": not problems, "level": level.value, "problems": [asdict(problem) for problem in problems]})
-        raise typer.Exit(_DAMAGED if problems else 0)
-    if problems:
-        lines = [f"{p.file} {p.reason}; it breaks {', '.join(p.breaks)}" for p in problems]
+        _print_json(result)
+        raise typer.Exit(0 if result["ok"] else _DAMAGED)
+    if lines:
         raise CheckpointError(
             "damaged files:\n  " + "\n  ".join(lines),
             remedy="put them back from a copy; training resumes from the newest checkpoint that isn't broken",
         )
-    typer.echo(f"{run}: ok ({level.value})")
+    from dlrm_scale.units import format_bytes, format_count, format_seconds
+
+    if level is Level.restore:
+        typer.echo(
+            f"step {restored['step']} put together: {format_count(restored['rows'])} rows of {restored['tables']} "
+            f"tables from {restored['manifests']} manifests, {format_bytes(restored['bytes_read'])} in "
+            f"{format_seconds(restored['seconds'])}"
+        )
+    read = f", {format_bytes(total_bytes)} in {format_seconds(seconds)}" if reads else ""
+    typer.echo(f"{run}: ok ({level.value}{read})")
+
+
+def _check_restore(storage: "Storage", step: int | None) -> dict[str, Any]:
+    from dlrm_scale.checkpoint.leases import hold_chain
+    from dlrm_scale.checkpoint.restore_check import check_restore
+    from dlrm_scale.checkpoint.verify import chain_of_step
+    from dlrm_scale.cli.byte_progress import ByteProgress
+
+    with hold_chain(storage, lambda: chain_of_step(storage, step)) as chain:
+        assert chain is not None
+        with ByteProgress("restoring", chain.size_bytes) as bar:
+            return asdict(check_restore(chain, progress=bar.advance))
+
+
+def _ignore(size_bytes: int) -> None:
+    pass
 
 
 _DAMAGED = 4
