@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-__all__ = ["RecentlyOpened"]
+__all__ = ["RecentlyOpened", "most_open_files"]
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ class RecentlyOpened(Generic[T]):
 
     def __init__(self, close: Callable[[T], None], *, most: int | None = None) -> None:
         self._close = close
-        self._most = most if most is not None else _default_most()
+        self._most = most if most is not None else most_open_files()
         self._opened: OrderedDict[Hashable, T] = OrderedDict()
 
     def get(self, key: Hashable, open: Callable[[], T]) -> T:
@@ -46,6 +46,7 @@ class RecentlyOpened(Generic[T]):
             self._close(self._opened.popitem()[1])
 
 
-def _default_most() -> int:
+def most_open_files() -> int:
+    """Return how many files one holder may keep open: a quarter of what the process may have, 8 to 256."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST if soft == resource.RLIM_INFINITY else max(_LEAST, min(_MOST, soft // 4))

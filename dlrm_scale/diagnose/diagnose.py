@@ -204,9 +204,10 @@ class _Session:
             )
 
     def _choose_lengths(self, steps_per_epoch: int) -> Lengths:
-        """A round covers whole windows, so that each reads as much as the others."""
-        cycle = window_steps(few_streams(self._config.data, self._ranks.ranks))
+        """A round covers whole windows, of each reader as many, so that each reads as much as the others."""
+        window, readers = window_steps(few_streams(self._config.data, self._ranks.ranks)), self._config.data.readers
         steps = self._request.steps
+        cycle = window * readers if window * readers <= 2 * steps else window
         if cycle <= 2 * steps:
             steps = -(-steps // cycle) * cycle
         else:

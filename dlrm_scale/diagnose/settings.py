@@ -19,6 +19,8 @@ _NEARLY = 0.95
 """Gains this near each other are alike: the setting that comes first wins."""
 _CAUTION = 1.25
 """How much more a setting must gain if it changes what is trained."""
+_READERS = 4
+"""As many hide a storage that takes three times as long as the step, and keep four cores busy."""
 _RATES_CHANGE = "another global batch trains differently: tune the learning rates again"
 
 
@@ -89,7 +91,12 @@ def candidates(config: Config, verdict: Verdict, *, cores_per_rank: int, heavies
         return found
     if verdict.bound in ("fetch-bound", "prep-bound"):
         source: Source = "cold" if verdict.bound == "fetch-bound" else "warm"
-        found = [Candidate(key="data.prefetch_batches", value=4 * data.prefetch_batches, source=source)]
+        found = [
+            Candidate(key="data.prefetch_batches", value=4 * data.prefetch_batches, source=source),
+            Candidate(
+                key="data.readers", value=_READERS if data.readers < _READERS else 2 * data.readers, source=source
+            ),
+        ]
         if data.window_rows >= 4096:
             found.append(
                 Candidate(

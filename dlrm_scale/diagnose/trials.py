@@ -1,10 +1,13 @@
 """Trying settings that may help: pairs of rounds, with a setting and without it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
+from dlrm_scale.config import Config
 from dlrm_scale.data.dataset.dataset import Dataset
+from dlrm_scale.diagnose.data import few_streams, window_steps
 from dlrm_scale.diagnose.measurements import Measurements, interval, paired_ratios
 from dlrm_scale.diagnose.rounds import Lengths, Rehearsal, Round, Rounds
 from dlrm_scale.diagnose.settings import (
@@ -25,6 +28,8 @@ from dlrm_scale.train.run_folder import check_config
 __all__ = ["Trials"]
 
 _PAIRS = 3
+_LONGER = 8
+"""A round for readers takes no more times as long as another."""
 _HOPELESS = 0.5
 """A setting that is this much slower in a pair of rounds isn't measured again."""
 
@@ -87,7 +92,7 @@ class Trials:
         return trials
 
     def _try(self, candidate: Candidate, m: Measurements, verdict: Verdict) -> Trial:
-        source, lengths, rounds = candidate.source, self._lengths, self._rounds
+        source, rounds = candidate.source, self._rounds
         changed = base = self._base
         try:
             config = with_setting(self._config, candidate)
@@ -99,6 +104,7 @@ class Trials:
                 changed = Rehearsal(config, self._dataset, self._ranks)
         except DlrmScaleError as error:
             return _untried(candidate, f"not tried: {error.message}")
+        lengths = self._lengths_for(config)
         loader_seconds = rounds.load(config, source, lengths).seconds if source != "synthetic" else None
         predicted = predicted_gain(candidate, m, verdict, config=self._config, loader_seconds=loader_seconds)
         growth = config.data.batch_size / self._config.data.batch_size
@@ -120,6 +126,17 @@ class Trials:
             better=is_better(measured),
             note=candidate.caution,
         )
+
+    def _lengths_for(self, config: Config) -> Lengths:
+        """A round in which readers read as much as it takes: what they read before the clock starts would flatter it.
+
+        They read as many windows at a time as there are readers, so the pattern repeats after so many windows.
+        """
+        if config.data.readers == 1:
+            return self._lengths
+        steps = config.data.readers * window_steps(few_streams(config.data, self._ranks.ranks))
+        least = self._lengths.steps
+        return replace(self._lengths, steps=max(least, min(steps, _LONGER * least)))
 
     def _paired(self, measured: Round, candidate: Candidate) -> float:
         # A plan has as many threads as another. Threads that a setting adds hinder each other, and that must count.

@@ -96,6 +96,7 @@ def evaluate_rank(request: EvaluationRequest, stop: StopRequest) -> EvaluationRe
             rank=ranks.rank,
             ranks=ranks.ranks,
             pin_memory=ranks.device.type == "cuda",
+            readers=config.data.readers,
         )
         auc = auc_kind(config.train.auc, batches.rows)
         evaluation = evaluate_slices(pipeline.run, batches, ranks, stop, auc=auc, slices=slices)

@@ -127,6 +127,7 @@ def _predict(request: PredictRequest, dataset: Dataset, ranks: Ranks, stop: Stop
         rank=ranks.rank,
         ranks=ranks.ranks,
         pin_memory=ranks.device.type == "cuda",
+        readers=config.data.readers,
     )
     started = time.monotonic()
     parts = MetricParts(auc_kind(config.train.auc, batches.rows)) if labeled else None

@@ -190,6 +190,7 @@ def _train_on(
             ranks=ranks.ranks,
             limit_rows=limit_rows,
             pin_memory=ranks.device.type == "cuda",
+            readers=config.data.readers,
         )
         auc = auc_kind(config.train.auc, batches.rows)
         return evaluate_batches(evaluation.run, batches, ranks, stop, auc=auc)

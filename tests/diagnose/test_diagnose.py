@@ -13,7 +13,7 @@ import torch
 from dlrm_scale.batch import Batch
 from dlrm_scale.data.dataset.dataset import Dataset, Rows
 from dlrm_scale.data.dataset.manifest import read_manifest
-from dlrm_scale.data.loading import loader
+from dlrm_scale.data.loading import loader, windows
 from dlrm_scale.diagnose import rounds as diagnose_rounds
 from dlrm_scale.diagnose.data import Source, Storage
 from dlrm_scale.diagnose.diagnose import Diagnosis, diagnose, resolve_request
@@ -57,12 +57,20 @@ class _SlowDataset(Dataset):
 
 
 class _SlowStorage(Storage):
-    """A disk that takes its time, behind a page cache that doesn't."""
+    """A disk that takes its time, behind a page cache that doesn't.
+
+    Args:
+        dataset: whose reads are slowed.
+        steps: that a read takes. A window of 8 steps has two reads.
+    """
+
+    def __init__(self, dataset: _SlowDataset, steps: float) -> None:
+        super().__init__(dataset)
+        self._slowed = dataset
+        self._steps = steps
 
     def begin(self, source: Source) -> float | None:
-        assert isinstance(self.dataset, _SlowDataset)
-        # a window is read every 8 steps: 4.8 are beyond what 1 batch ahead hides, and within what 4 do
-        self.dataset.read_seconds = 2.4 * _STEP_SECONDS if source == "cold" else 0.0
+        self._slowed.read_seconds = self._steps * _STEP_SECONDS if source == "cold" else 0.0
         return super().begin(source)
 
 
@@ -83,8 +91,9 @@ def _diagnose(
     overrides: list[str],
     *,
     steps: int = 8,
-    slow_disk: bool = False,
+    read_steps: float = 0,
     slow_parser: bool = False,
+    slow_shuffle: bool = False,
     slow_steps: bool = True,
 ) -> Diagnosis:
     request = resolve_request(
@@ -96,31 +105,53 @@ def _diagnose(
         time_limit_seconds=600,
     )
     make_batch, make_train_pipeline = loader.make_batch, diagnose_rounds.make_train_pipeline
+    scatter_rows = windows.scatter_rows
 
     def slowly_made(**arguments):
         time.sleep(2.5 * _STEP_SECONDS)
         return make_batch(**arguments)
 
+    def slowly_scattered(*arguments):
+        time.sleep(10 * _STEP_SECONDS)
+        scatter_rows(*arguments)
+
     if slow_parser:
         loader.make_batch = slowly_made
+    if slow_shuffle:
+        windows.scatter_rows = slowly_scattered
     if slow_steps:
         diagnose_rounds.make_train_pipeline = lambda *a: _SlowSteps(make_train_pipeline(*a))
     ranks = init_ranks("cpu", 60)
     try:
         opened = _SlowDataset(Path(path), read_manifest(Path(path)))
-        storage = _SlowStorage(opened) if slow_disk else Storage(opened)
+        storage = _SlowStorage(opened, read_steps) if read_steps else Storage(opened)
         return diagnose(request, opened, storage, ranks, StopRequest())
     finally:
         close_ranks()
         loader.make_batch, diagnose_rounds.make_train_pipeline = make_batch, make_train_pipeline
+        windows.scatter_rows = scatter_rows
+
+
+_SHORT_WINDOWS = [f"data.window_rows={_PART_ROWS}"]
+"""4 steps a window: a round for four readers then takes 16."""
 
 
 def _slow_disk(path: str) -> Diagnosis:
-    return _diagnose(path, ["data.prefetch_batches=1"], slow_disk=True)
+    # 4.8 steps of reading are beyond what 1 batch ahead hides, and within what 4 do
+    return _diagnose(path, ["data.prefetch_batches=1"], read_steps=2.4)
+
+
+def _late_disk(path: str) -> Diagnosis:
+    # 16 steps of reading for 8 steps of training: one reader can't hide that, however far it reads ahead
+    return _diagnose(path, [], read_steps=8)
+
+
+def _slow_shuffle(path: str) -> Diagnosis:
+    return _diagnose(path, _SHORT_WINDOWS, steps=4, slow_shuffle=True)
 
 
 def _slow_parser(path: str) -> Diagnosis:
-    return _diagnose(path, [], slow_parser=True)
+    return _diagnose(path, _SHORT_WINDOWS, steps=4, slow_parser=True)
 
 
 def _healthy(path: str) -> Diagnosis:
@@ -137,7 +168,28 @@ def test_a_slow_disk_is_named_and_reading_further_ahead_hides_it(dataset: Path) 
     [found] = run_ranks(1, _slow_disk, str(dataset))
     assert found.verdict.bound == "fetch-bound", describe_diagnosis(found)
     assert found.recommended is not None, describe_diagnosis(found)
-    assert found.recommended.setting == "data.prefetch_batches=4"
+    # either hides it: which of the two does so a little better is chance
+    assert found.recommended.setting in ("data.prefetch_batches=4", "data.readers=4")
+    assert [t.better for t in found.trials[:2]] == [True, True], describe_diagnosis(found)
+
+
+@pytest.mark.slow
+def test_a_disk_that_answers_late_is_named_and_more_readers_hide_it(dataset: Path) -> None:
+    [found] = run_ranks(1, _late_disk, str(dataset))
+    assert found.verdict.bound == "fetch-bound", describe_diagnosis(found)
+    assert found.recommended is not None, describe_diagnosis(found)
+    assert found.recommended.setting == "data.readers=4"
+    deeper, more = found.trials[:2]
+    assert more.predicted == pytest.approx(2, abs=0.3)
+    assert deeper.predicted < 1.5
+
+
+@pytest.mark.slow
+def test_a_slow_shuffle_is_named_and_more_readers_share_it(dataset: Path) -> None:
+    [found] = run_ranks(1, _slow_shuffle, str(dataset))
+    assert found.verdict.bound == "prep-bound", describe_diagnosis(found)
+    assert found.recommended is not None, describe_diagnosis(found)
+    assert found.recommended.setting == "data.readers=4"
 
 
 @pytest.mark.slow
@@ -146,10 +198,11 @@ def test_a_slow_parser_is_named_and_larger_batches_make_up_for_it(dataset: Path)
     assert found.verdict.bound == "prep-bound", describe_diagnosis(found)
     assert found.recommended is not None, describe_diagnosis(found)
     assert found.recommended.setting == f"data.batch_size={2 * _BATCH}"
-    # the loader is what limits it, so reading further ahead can't help, and the prediction knows
-    deeper = next(t for t in found.trials if t.setting.startswith("data.prefetch_batches"))
-    assert deeper.predicted == pytest.approx(1, abs=0.15)
-    assert not deeper.better
+    # one thread makes the batches, so reading further ahead or by more can't help, and the prediction knows
+    for useless in ("data.prefetch_batches=16", "data.readers=4"):
+        trial = next(t for t in found.trials if t.setting == useless)
+        assert trial.predicted == pytest.approx(1, abs=0.15)
+        assert not trial.better
 
 
 @pytest.mark.slow

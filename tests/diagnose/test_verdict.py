@@ -161,10 +161,22 @@ def test_settings_fit_the_verdict() -> None:
         return [c.setting for c in found]
 
     assert tried(_HEALTHY) == ["train.precision=bf16"]
-    assert tried(_waiting(cold=0.1)) == ["data.prefetch_batches=16", "data.window_rows=4096", "data.batch_size=4096"]
-    assert "train.threads_per_rank=3" in tried(_waiting(warm=0.1, cold=0.1))
+    deeper = ["data.prefetch_batches=16", "data.readers=4", "data.window_rows=4096", "data.batch_size=4096"]
+    assert tried(_waiting(cold=0.1)) == deeper
+    assert tried(_waiting(warm=0.1, cold=0.1)) == [*deeper[:3], "train.threads_per_rank=3", deeper[3]]
     uneven = replace(_HEALTHY, busy_seconds_per_rank=(0.09, 0.03))
     assert tried(uneven) == ["sharding.tables.C3=row_wise", "sharding.kind=row_wise"]
+
+
+def test_more_readers_than_there_are_already_are_offered() -> None:
+    config = with_setting(Config(), Candidate(key="data.readers", value=4, source="cold"))
+    verdict = reach_verdict(_waiting(cold=0.1))
+    found = candidates(config, verdict, cores_per_rank=4, heaviest_table=None)
+    assert found[1].setting == "data.readers=8"
+    # readers that take as long as one gain nothing, and the prediction says so
+    assert predicted_gain(found[1], _waiting(cold=0.1), verdict, config=config, loader_seconds=0.201) == pytest.approx(
+        1, abs=0.01
+    )
 
 
 def test_unused_cores_are_offered_to_a_step_that_sets_the_pace() -> None:

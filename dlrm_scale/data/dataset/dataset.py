@@ -12,7 +12,6 @@ under a mapping kills the process with SIGBUS, a short read is an error that nam
 """
 
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
+from dlrm_scale.data.dataset.idle_files import IdleFiles
 from dlrm_scale.data.dataset.manifest import (
     MANIFEST_FILE,
     SCHEMA_VERSION,
@@ -35,7 +35,6 @@ from dlrm_scale.data.dataset.manifest import (
     write_manifest,
 )
 from dlrm_scale.data.dataset.part_writer import ROWS_PER_RECORD_BATCH, PartWriter, arrow_schema
-from dlrm_scale.data.recently_opened import RecentlyOpened
 from dlrm_scale.data.source.raw_block import Bags
 from dlrm_scale.errors import DatasetError
 from dlrm_scale.schema import CATEGORY_COLUMNS, INTEGER_COLUMNS, LABEL_COLUMN
@@ -97,7 +96,7 @@ class _OpenPart:
 
 
 class Dataset:
-    """A finished dataset; the files are immutable while it is open. Threads may share it.
+    """A finished dataset; the files are immutable while it is open. Threads may share it, and read at the same time.
 
     The parts that were read last stay open, a bounded number of them.
 
@@ -110,12 +109,11 @@ class Dataset:
     def __init__(self, path: Path, manifest: DatasetManifest) -> None:
         self.path = path
         self.manifest = manifest
-        self._lock = threading.Lock()
         self._limits = np.array([[column.table_rows] for column in manifest.columns], np.int64)
         self.multi_hot = tuple(column.name for column in manifest.columns if column.multi_hot)
         self._schema = arrow_schema(self.multi_hot)
         self._parts = [self._open_part(part) for part in manifest.parts]
-        self._readers: RecentlyOpened[_Reader] = RecentlyOpened(lambda reader: reader.file.close())
+        self._readers: IdleFiles[_Reader] = IdleFiles(lambda reader: reader.file.close())
 
     @staticmethod
     def open(path: Path | str) -> "Dataset":
@@ -167,15 +165,15 @@ class Dataset:
         """
         open_part = self._parts[part_index]
         where = f"{open_part.path}, record batch {record_batch_index}"
-        with self._lock:
-            self._check_unchanged(open_part)
-            try:
-                reader = self._readers.get(part_index, lambda: self._open_reader(open_part))
-                batch = reader.batches.get_batch(record_batch_index)
-                if self.multi_hot:
-                    batch.validate()
-            except (OSError, pa.ArrowException) as error:
-                raise DatasetError(f"{where} can't be read: {error}", remedy=_CHANGED) from error
+        self._check_unchanged(open_part)
+        try:
+            reader = self._readers.take(part_index) or self._open_reader(open_part)
+            batch = reader.batches.get_batch(record_batch_index)
+            if self.multi_hot:
+                batch.validate()
+        except (OSError, pa.ArrowException) as error:
+            raise DatasetError(f"{where} can't be read: {error}", remedy=_CHANGED) from error
+        self._readers.give(part_index, reader)
         rows = min(ROWS_PER_RECORD_BATCH, open_part.part.rows - record_batch_index * ROWS_PER_RECORD_BATCH)
         if batch.num_rows != rows:
             raise DatasetError(f"{where} has {batch.num_rows} rows, expected {rows}", remedy=_CHANGED)

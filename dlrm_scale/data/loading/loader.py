@@ -1,27 +1,31 @@
-"""Batches of this rank for training and for evaluation; each loader reads ahead in one thread.
+"""Batches of this rank for training and for evaluation; each loader makes them ahead in a thread.
+
+`data.readers` beyond 1 are threads that read for that one. Neither they nor their number change a batch.
 
 In every step all ranks have the same number of rows B; a rank that has fewer is padded with rows of weight 0 and empty
 bags, since row-wise, table-row-wise and grid sharding need equal batches. Which true rows a global batch has doesn't
 depend on the number of ranks.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
-import numpy as np
 import torch
 
 from dlrm_scale.batch import Batch, JaggedIds, make_batch
 from dlrm_scale.config import DataConfig
-from dlrm_scale.data.dataset.dataset import Dataset, Rows
+from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.data.loading.buffer_pool import BufferPool
 from dlrm_scale.data.loading.cursor import Cursor
+from dlrm_scale.data.loading.file_rows import FileRows
 from dlrm_scale.data.loading.order import Int64s, Order
 from dlrm_scale.data.loading.pieces import split_pieces
 from dlrm_scale.data.loading.prefetch import Prefetcher
 from dlrm_scale.data.loading.ragged_rows import BagColumns, RaggedRows
 from dlrm_scale.data.loading.record_batch_cache import RecordBatchCache
 from dlrm_scale.data.loading.streams import choose_streams
+from dlrm_scale.data.loading.window_sequence import window_sequence
 from dlrm_scale.data.loading.windows import WindowBuffers
 from dlrm_scale.errors import CheckpointError, ConfigError, DatasetError
 from dlrm_scale.schema import CATEGORY_COLUMNS, INTEGER_COLUMNS
@@ -40,7 +44,7 @@ class TrainLoader:
 
     Args:
         dataset: where rows come from.
-        config: batch size, seed, streams, window, prefetch.
+        config: batch size, seed, streams, window, prefetch, readers.
         rank: this rank.
         ranks: number of ranks.
         epochs: passes over the training rows, those before the cursor included.
@@ -118,7 +122,23 @@ class TrainLoader:
         self._rank, self._ranks = rank, ranks
         pool = BufferPool(config.prefetch_batches + BATCHES_IN_USE, pin_memory=pin_memory)
         self._record_batches = RecordBatchCache(dataset)
-        source = _train_batches(dataset, self._record_batches, self.order, self.start, rank, ranks, epochs, pool)
+        streams = self.order.rank_streams(rank, ranks)
+        self._windows = WindowBuffers(
+            self._record_batches,
+            partial(
+                window_sequence,
+                self.order,
+                streams,
+                first_epoch=self.start.epoch,
+                epochs=epochs,
+                first_step=self.start.step_in_epoch,
+            ),
+            len(streams),
+            self.order.largest_window_rows,
+            dataset.multi_hot,
+            readers=config.readers,
+        )
+        source = _train_batches(self._windows, dataset.multi_hot, self.order, self.start, rank, ranks, epochs, pool)
         self._prefetcher = Prefetcher(source, depth=config.prefetch_batches, name="train-loader")
 
     def __iter__(self) -> Iterator[Batch]:
@@ -138,26 +158,27 @@ class TrainLoader:
 
     @property
     def fetch_seconds(self) -> float:
-        """How long the thread has read from storage so far."""
+        """How long threads have read from storage so far, all together."""
         return self._record_batches.fetch_seconds
 
     @property
     def prep_seconds(self) -> float:
-        """How long the thread has made batches of what it had read so far."""
-        return max(0.0, self._prefetcher.making_seconds - self.fetch_seconds)
+        """How long threads have made batches of what they had read so far, all together."""
+        making_seconds = self._prefetcher.making_seconds + self._windows.hidden_seconds
+        return max(0.0, making_seconds - self.fetch_seconds)
 
     def row_numbers(self, epoch: int, step_in_epoch: int) -> Int64s:
         """Return the numbers in the dataset of this rank's true rows of a global batch, in the batch's order."""
         return self.order.row_numbers(epoch, step_in_epoch, self._rank, self._ranks)
 
     def close(self) -> None:
-        """End the thread; batches that nobody took are dropped."""
+        """End the threads; batches that nobody took are dropped."""
         self._prefetcher.close()
 
 
 def _train_batches(
-    dataset: Dataset,
-    record_batches: RecordBatchCache,
+    windows: WindowBuffers,
+    multi_hot: Sequence[str],
     order: Order,
     start: Cursor,
     rank: int,
@@ -165,37 +186,38 @@ def _train_batches(
     epochs: int,
     pool: BufferPool,
 ) -> Iterator[Batch]:
-    streams = order.rank_streams(rank, ranks)
-    columns = BagColumns(dataset.multi_hot) if dataset.multi_hot else None
-    ragged = None if columns is None else RaggedRows(columns)
-    buffers = WindowBuffers(record_batches, streams, order.largest_window_rows, columns)
+    ragged = RaggedRows(BagColumns(multi_hot)) if multi_hot else None
     full = order.share(0, rank, ranks)
     first_step = start.step_in_epoch
-    for epoch in range(start.epoch, epochs):
-        buffers.seek(order.epoch(epoch), first_step * order.rows_per_step)
-        for step in range(first_step, order.steps_per_epoch):
-            share = full if step < order.full_steps else order.share(step, rank, ranks)
-            ids: torch.Tensor | JaggedIds
-            if ragged is None:
-                labels, dense, ids = _one_hot_tensors(pool, share.rows, share.true_rows)
-                buffers.take(share.stream_rows, labels.numpy(), dense.numpy(), ids.numpy())
-            else:
-                buffers.take_ragged(share.stream_rows, ragged)
-                labels, dense, ids = _ragged_tensors(pool, share.rows, ragged)
-            at_end = step + 1 == order.steps_per_epoch
-            yield make_batch(
-                dense_features=dense,
-                ids=ids,
-                labels=labels,
-                rows_global=share.rows_global,
-                ranks=ranks,
-                cursor=start.json_at(
-                    epoch=epoch + at_end,
-                    step_in_epoch=0 if at_end else step + 1,
-                    stream_rows_consumed=0 if at_end else (step + 1) * order.rows_per_step,
-                ),
-            )
-        first_step = 0
+    windows.start()
+    try:
+        for epoch in range(start.epoch, epochs):
+            windows.begin_epoch()
+            for step in range(first_step, order.steps_per_epoch):
+                share = full if step < order.full_steps else order.share(step, rank, ranks)
+                ids: torch.Tensor | JaggedIds
+                if ragged is None:
+                    labels, dense, ids = _one_hot_tensors(pool, share.rows, share.true_rows)
+                    windows.take(share.stream_rows, labels.numpy(), dense.numpy(), ids.numpy())
+                else:
+                    windows.take_ragged(share.stream_rows, ragged)
+                    labels, dense, ids = _ragged_tensors(pool, share.rows, ragged)
+                at_end = step + 1 == order.steps_per_epoch
+                yield make_batch(
+                    dense_features=dense,
+                    ids=ids,
+                    labels=labels,
+                    rows_global=share.rows_global,
+                    ranks=ranks,
+                    cursor=start.json_at(
+                        epoch=epoch + at_end,
+                        step_in_epoch=0 if at_end else step + 1,
+                        stream_rows_consumed=0 if at_end else (step + 1) * order.rows_per_step,
+                    ),
+                )
+            first_step = 0
+    finally:
+        windows.close()
 
 
 class EvalLoader:
@@ -213,6 +235,7 @@ class EvalLoader:
         limit_rows: only the first so many rows; 0 means all.
         pin_memory: batches are in page-locked memory.
         prefetch_batches: batches that the thread keeps ready.
+        readers: threads that read files for it; with one, that thread reads them.
 
     Attributes:
         rows: rows that are covered, N.
@@ -231,6 +254,7 @@ class EvalLoader:
         limit_rows: int = 0,
         pin_memory: bool = False,
         prefetch_batches: int = 4,
+        readers: int = 1,
     ) -> None:
         assert 0 <= rank < ranks
         assert batch_size >= 1
@@ -240,7 +264,7 @@ class EvalLoader:
         self.wait_seconds = 0.0
         self._depth = prefetch_batches
         self._pin_memory = pin_memory
-        self._arguments = (dataset, split, self.rows, batch_size, rank, ranks)
+        self._arguments = (dataset, split, self.rows, batch_size, rank, ranks, readers)
 
     def __iter__(self) -> Iterator[Batch]:
         pool = BufferPool(self._depth + BATCHES_IN_USE, pin_memory=self._pin_memory)
@@ -256,52 +280,40 @@ class EvalLoader:
 
 
 def _eval_batches(
-    dataset: Dataset, split: str, rows: int, batch_size: int, rank: int, ranks: int, pool: BufferPool
+    dataset: Dataset, split: str, rows: int, batch_size: int, rank: int, ranks: int, readers: int, pool: BufferPool
 ) -> Iterator[Batch]:
-    reader = _FileReader(dataset, split)
+    def shares() -> Iterator[tuple[int, int, int]]:
+        """Yield the rows of each global batch, and this rank's first row and the one after its last in the split."""
+        for start in range(0, rows, batch_size):
+            n = min(batch_size, rows - start)
+            yield n, start + n * rank // ranks, start + n * (rank + 1) // ranks
+
     ragged = RaggedRows(BagColumns(dataset.multi_hot)) if dataset.multi_hot else None
-    for start in range(0, rows, batch_size):
-        rows_global = min(batch_size, rows - start)
-        first, last = start + rows_global * rank // ranks, start + rows_global * (rank + 1) // ranks
-        rows_on_rank = -(-rows_global // ranks)
-        ids: torch.Tensor | JaggedIds
-        if ragged is None:
-            labels, dense, ids = _one_hot_tensors(pool, rows_on_rank, last - first)
-            for source, skip, n, target in reader.read(first, last):
-                labels.numpy()[target : target + n] = source.labels[skip : skip + n]
-                dense.numpy()[target : target + n] = source.dense[:, skip : skip + n].T
-                ids.numpy()[:, target : target + n] = source.ids[:, skip : skip + n]
-        else:
-            ragged.begin(last - first)
-            for source, skip, n, target in reader.read(first, last):
-                ragged.add(source, skip, n, target)
-            labels, dense, ids = _ragged_tensors(pool, rows_on_rank, ragged)
-        yield make_batch(
-            dense_features=dense,
-            ids=ids,
-            labels=labels,
-            rows_global=rows_global,
-            ranks=ranks,
-        )
-
-
-class _FileReader:
-    """Reads a split in file order."""
-
-    def __init__(self, dataset: Dataset, split: str) -> None:
-        self._pieces = split_pieces(dataset, split)
-        self._ends = np.cumsum(self._pieces.rows)
-        self._record_batches = RecordBatchCache(dataset, capacity=1)
-
-    def read(self, first: int, last: int) -> Iterator[tuple[Rows, int, int, int]]:
-        """Yield rows `[first, last)` of the split: record batch, rows to skip in it, rows to take, rows before."""
-        pieces, ends, position = self._pieces, self._ends, first
-        while position < last:
-            k = int(np.searchsorted(ends, position, side="right"))
-            n = min(int(ends[k]), last) - position
-            skip = int(pieces.skip[k]) + position - int(ends[k] - pieces.rows[k])
-            yield self._record_batches.read(int(pieces.part[k]), int(pieces.record_batch[k])), skip, n, position - first
-            position += n
+    files = FileRows(dataset, split, lambda: ((first, last) for _, first, last in shares()), readers=readers)
+    try:
+        for rows_global, first, last in shares():
+            rows_on_rank = -(-rows_global // ranks)
+            ids: torch.Tensor | JaggedIds
+            if ragged is None:
+                labels, dense, ids = _one_hot_tensors(pool, rows_on_rank, last - first)
+                for source, skip, n, target in files.read(first, last):
+                    labels.numpy()[target : target + n] = source.labels[skip : skip + n]
+                    dense.numpy()[target : target + n] = source.dense[:, skip : skip + n].T
+                    ids.numpy()[:, target : target + n] = source.ids[:, skip : skip + n]
+            else:
+                ragged.begin(last - first)
+                for source, skip, n, target in files.read(first, last):
+                    ragged.add(source, skip, n, target)
+                labels, dense, ids = _ragged_tensors(pool, rows_on_rank, ragged)
+            yield make_batch(
+                dense_features=dense,
+                ids=ids,
+                labels=labels,
+                rows_global=rows_global,
+                ranks=ranks,
+            )
+    finally:
+        files.close()
 
 
 def _one_hot_tensors(pool: BufferPool, rows: int, true_rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -18,6 +18,7 @@ Random numbers are the raw 64-bit outputs of Philox4x64 (Salmon et al., 2011), w
 unlike `Generator.permutation` (NEP 19): a run can be resumed under another numpy.
 """
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -181,16 +182,18 @@ class Order:
         self._pieces = pieces
         self._seed = seed
         self._latest: EpochOrder | None = None
+        self._lock = threading.Lock()
 
     def epoch(self, epoch: int) -> EpochOrder:
-        """Return the order of an epoch; the latest is kept."""
-        latest = self._latest
-        if latest is None or latest.epoch != epoch:
-            latest = EpochOrder(
-                self._pieces, seed=self._seed, epoch=epoch, streams=self.streams, window_rows=self.window_rows
-            )
-            self._latest = latest
-        return latest
+        """Return the order of an epoch; the latest is kept. Threads may share it."""
+        with self._lock:
+            latest = self._latest
+            if latest is None or latest.epoch != epoch:
+                latest = EpochOrder(
+                    self._pieces, seed=self._seed, epoch=epoch, streams=self.streams, window_rows=self.window_rows
+                )
+                self._latest = latest
+            return latest
 
     @property
     def largest_window_rows(self) -> int:

@@ -87,6 +87,10 @@ class Prefetcher(Generic[T]):
                 raise shared.error
             raise StopIteration
 
+    def stop(self) -> None:
+        """Drop what is ready and ask the thread to end, without waiting for that."""
+        self._shared.stop()
+
     def close(self, timeout_seconds: float = _CLOSE_SECONDS) -> None:
         """Drop what is ready and end the thread; may be called again.
 

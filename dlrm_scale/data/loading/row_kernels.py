@@ -84,7 +84,8 @@ def scatter_bags(
 
 @numba.njit(cache=True, nogil=True)
 def copy_rows(
-    windows: Int32s,  # [S, W, 40]
+    windows: Int32s,  # [slots, W, 40]
+    slots: Int64s,  # [S] the slot that holds each stream's window
     begin: Int64s,  # [S] the row of each window that comes next; moved on
     left: Int64s,  # [S] rows from there to the end of the window; lowered
     missing: Int64s,  # [S] rows that the batch still needs of each stream; lowered
@@ -96,17 +97,18 @@ def copy_rows(
     """Copy rows to a batch until it is complete, or a stream's window ends: that stream is returned, else -1."""
     for s in range(len(begin)):
         count = min(missing[s], left[s])
+        window = windows[slots[s]]
         # Tiles of 32 rows stay in the first-level cache while their ids are turned into columns.
         for tile in range(0, count, 32):
             n = min(32, count - tile)
             a, t = begin[s] + tile, target[s] + tile
             for k in range(n):
-                labels[t + k] = windows[s, a + k, 0]
+                labels[t + k] = window[a + k, 0]
                 for c in range(13):
-                    dense[t + k, c] = windows[s, a + k, 1 + c]
+                    dense[t + k, c] = window[a + k, 1 + c]
             for c in range(26):
                 for k in range(n):
-                    ids[c, t + k] = windows[s, a + k, 14 + c]
+                    ids[c, t + k] = window[a + k, 14 + c]
         begin[s] += count
         left[s] -= count
         missing[s] -= count
@@ -118,9 +120,10 @@ def copy_rows(
 
 @numba.njit(cache=True, nogil=True)
 def copy_ragged_rows(
-    windows: Int32s,  # [S, W, 41]
+    windows: Int32s,  # [slots, W, 41]
+    slots: Int64s,  # [S] as in copy_rows
     pools: Int32s,  # [S, ids of a window]
-    begin: Int64s,  # [S] as in copy_rows
+    begin: Int64s,  # [S]
     left: Int64s,  # [S]
     missing: Int64s,  # [S]
     target: Int64s,  # [S]
@@ -134,8 +137,9 @@ def copy_ragged_rows(
     When the pool has too little room for a row, returns S: call again with a larger pool that holds what this one did.
     """
     for s in range(len(begin)):
+        window = windows[slots[s]]
         while missing[s] > 0 and left[s] > 0:
-            source, row = windows[s, begin[s]], words[target[s]]
+            source, row = window[begin[s]], words[target[s]]
             count = 0
             for c in range(26):
                 if is_multi_hot[c]:

@@ -12,6 +12,7 @@ from dlrm_scale.config import Config
 from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.data.loading.loader import BATCHES_IN_USE, TrainLoader
 from dlrm_scale.data.loading.row_kernels import RAGGED_ROW_WORDS, ROW_WORDS
+from dlrm_scale.data.loading.windows import windows_ahead
 from dlrm_scale.layout import ShardLayout, ShardRegion
 from dlrm_scale.models.size_estimate import dense_sizes
 from dlrm_scale.schema import CATEGORY_COLUMNS, INTEGER_COLUMNS
@@ -36,6 +37,8 @@ ranks). On several ranks those that are looked up here come on top."""
 _SCORED_ACTIVATIONS = 0.5
 """Of the activations of a training step: a layer's are freed when the next one has its own (measured)."""
 _RECORD_BATCHES_BYTES = 12 * MIB
+_READER_BYTES = 4 * MIB
+"""Of a thread that reads ahead, beside its windows: the record batches it holds, the numbers that permute a window."""
 _GROWTH_BYTES = 128 * MIB
 """Compiled numba functions, threads, allocator and library buffers that come with the first steps (CPU, measured)."""
 _GROWTH_RANK_0_BYTES = 16 * MIB
@@ -133,7 +136,7 @@ def estimate_memory(
         ("batches on the device", 4 * batch_bytes if on_gpu else 0),
     ]
     host = [
-        ("windows of the loader", _window_bytes(loader, ranks, pooling) + _RECORD_BATCHES_BYTES),
+        ("windows of the loader", _window_bytes(config, loader, ranks, pooling) + _RECORD_BATCHES_BYTES),
         ("batches", batches + (config.data.prefetch_batches + BATCHES_IN_USE) * _batch_bytes(validation_rows, pooling)),
         ("scores of a validation", _SCORE_BYTES * -(-dataset.split_rows("validation") // ranks.ranks)),
         ("staging of checkpoints", _staging_bytes(config, layout, ranks.rank, pooling)),
@@ -184,12 +187,13 @@ def _batch_bytes(rows: int, pooling: Sequence[float]) -> int:
     return int(rows * a_row * 9 / 8)  # buffers have an eighth to spare
 
 
-def _window_bytes(loader: TrainLoader, ranks: Ranks, pooling: Sequence[float]) -> int:
-    order = loader.order
-    rows = len(order.rank_streams(ranks.rank, ranks.ranks)) * min(order.largest_window_rows, order.rows)
+def _window_bytes(config: Config, loader: TrainLoader, ranks: Ranks, pooling: Sequence[float]) -> int:
+    order, readers = loader.order, config.data.readers
+    windows = len(order.rank_streams(ranks.rank, ranks.ranks)) + windows_ahead(readers)
+    rows = windows * min(order.largest_window_rows, order.rows)
     bags = sum(ids for ids in pooling if ids != 1)
     words = (RAGGED_ROW_WORDS + 2 * 1.25 * bags) if bags else ROW_WORDS
-    return int(4 * words * rows)
+    return int(4 * words * rows) + (_READER_BYTES * readers if readers > 1 else 0)
 
 
 def _looked_up_columns(layout: ShardLayout, rank: int, ranks: int) -> int:

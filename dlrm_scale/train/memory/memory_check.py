@@ -132,7 +132,7 @@ def _remedy(estimate: MemoryEstimate) -> str:
     if "data-parallel" in largest:
         return f'use another type than data_parallel for {table}, as in sharding.tables.{table} = "row_wise"'
     if "windows" in largest:
-        return "use a smaller data.window_rows, or more ranks"
+        return "use a smaller data.window_rows, fewer data.readers, or more ranks"
     if "batches" in largest or "activations" in largest:
         return "use a smaller data.batch_size, data.prefetch_batches or more train.micro_batches"
     if "dense" in largest:
