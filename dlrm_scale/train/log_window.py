@@ -1,10 +1,12 @@
 """What happened between two log lines."""
 
+import math
 from collections import deque
 
 import torch
 
 from dlrm_scale.batch import Batch
+from dlrm_scale.config import Config
 from dlrm_scale.data.loading.loader import TrainLoader
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.telemetry import StepClock
@@ -30,40 +32,47 @@ class LogWindow:
     Args:
         clock: of the main thread.
         loader: its waiting is told.
-        batch_size: global, in rows.
+        config: batch size, and the norm that gradients are clipped to.
 
     Attributes:
         steps: in this window so far.
         loss: mean of the last closed window; None before the first.
     """
 
-    def __init__(self, clock: StepClock, loader: TrainLoader, batch_size: int) -> None:
+    def __init__(self, clock: StepClock, loader: TrainLoader, config: Config) -> None:
         self._clock = clock
         self._loader = loader
         self._intervals = IntervalWindow(clock)
         self.loss: float | None = None
-        self._scored: deque[torch.Tensor] = deque(maxlen=max(1, _AUC_ROWS // batch_size))
+        self._scored: deque[torch.Tensor] = deque(maxlen=max(1, _AUC_ROWS // config.data.batch_size))
+        self._clip_norm = config.train.gradient_clip_norm
         self._open()
 
     def _open(self) -> None:
         self._training_seconds_before = self._training_seconds()
         self._wait_seconds_before = self._loader.wait_seconds
         self._loss_sums: list[torch.Tensor] = []
+        self._gradient_norms: list[torch.Tensor] = []
         self._rows_global = 0
         self.steps = 0
 
-    def note(self, batch: Batch, row_loss_sum: torch.Tensor, logits: torch.Tensor) -> None:
+    def note(
+        self, batch: Batch, row_loss_sum: torch.Tensor, logits: torch.Tensor, gradient_norm: torch.Tensor | None
+    ) -> None:
         """Take in a step; waits for nothing.
 
         Args:
             batch: what was trained on.
             row_loss_sum: `[]`, of this rank.
             logits: `[B]`.
+            gradient_norm: `[]`, of all dense gradients before clipping; None without clipping.
         """
         self._loss_sums.append(row_loss_sum)
         self._rows_global += batch.rows_global
         self.steps += 1
         self._scored.append(true_rows(batch, logits))
+        if gradient_norm is not None:
+            self._gradient_norms.append(gradient_norm)
 
     def close(self, ranks: Ranks) -> dict[str, object]:
         """Sum up and begin the next window. A collective.
@@ -71,7 +80,8 @@ class LogWindow:
         Returns:
             `loss`, the mean over all ranks' rows; `auc` of the newest rows, on rank 0 alone; `samples_per_second`;
             `data_wait_share` of this rank; `interval_seconds` of rank 0; with several ranks `slowest_rank` and
-            `compute_imbalance`, as in `Attribution`.
+            `compute_imbalance`, as in `Attribution`; where gradients are clipped `gradient_norm`, the mean norm of the
+            dense ones before that (None if it isn't finite), and `clipped_share` of the steps.
         """
         seconds = self._training_seconds() - self._training_seconds_before
         waited_seconds = self._loader.wait_seconds - self._wait_seconds_before
@@ -86,9 +96,21 @@ class LogWindow:
             "samples_per_second": self._rows_global / seconds,
             "data_wait_share": waited_seconds / seconds,
             **_time_values(times),
+            **self._clipping_values(),
         }
         self._open()
         return values
+
+    def _clipping_values(self) -> dict[str, object]:
+        """Fetch the norms from the device, where nobody has waited for them. All ranks have the same."""
+        if not self._gradient_norms:
+            return {}
+        norms = torch.stack([norm.double() for norm in self._gradient_norms]).tolist()
+        mean = sum(norms) / len(norms)
+        return {
+            "gradient_norm": mean if math.isfinite(mean) else None,
+            "clipped_share": sum(not norm <= self._clip_norm for norm in norms) / len(norms),
+        }
 
     def _training_seconds(self) -> float:
         return self._clock.elapsed() - idle_seconds(self._clock)

@@ -142,7 +142,7 @@ class TrainingLoop:
         self.step = self._saved_step = self.start_step
         self._judged_step = -1
         self._start_up_seconds = self.clock.restart()
-        self._window = LogWindow(self.clock, self.loader, self.config.data.batch_size)
+        self._window = LogWindow(self.clock, self.loader, self.config)
         self._agreement = StepAgreement(self.ranks.rank, self.ranks.ranks, self.ranks.control_group)
         self._stopping = False
         self._watch = FiniteWatch()
@@ -171,7 +171,7 @@ class TrainingLoop:
 
     def _note(self, batch: Batch, row_loss_sum: torch.Tensor, logits: torch.Tensor) -> None:
         self._rows += batch.rows_global
-        self._window.note(batch, row_loss_sum, logits)
+        self._window.note(batch, row_loss_sum, logits, self.sharded.gradient_norm)
         self._nonfinite_step = self._watch.note(self.step, row_loss_sum)
         if self.report is not None:
             self.report.advance(self.step)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dlrm_scale.config import Config
 from dlrm_scale.errors import ConfigError
@@ -16,7 +17,7 @@ from dlrm_scale.train.tf32 import check_tf32
 from dlrm_scale.train.trainer import train_rank
 from tests.support.datasets import make_dataset
 from tests.support.rank_runner import run_ranks
-from tests.support.training import SMALL_MODEL, losses, read_tables, run_training, same_tables
+from tests.support.training import SMALL_MODEL, log_records, losses, read_tables, run_training, same_tables
 
 BF16 = 'train.precision="bf16"'
 
@@ -45,6 +46,36 @@ def test_runs_resume_bit_for_bit_under_both_pipelines(settings: list[str], datas
         run_training(2, run, dataset, ["train.max_steps=0"], resume=True)
         assert losses(run) == losses(straight)
         assert same_tables(read_tables(run), read_tables(straight))
+
+
+def test_the_norm_of_the_gradients_is_logged_before_clipping_with_the_share_that_was_clipped(
+    dataset: Path, tmp_path: Path
+) -> None:
+    """A norm that is never reached changes nothing, so one run's norms tell what others must log."""
+
+    def logged(name: str, *settings: str) -> list[dict[str, object]]:
+        run_training(2, tmp_path / name, dataset, ["train.max_steps=9", 'dense_optimizer.kind="sgd"', *settings])
+        return log_records(tmp_path / name, "train")
+
+    plain = logged("plain")
+    assert not any("gradient_norm" in record or "clipped_share" in record for record in plain)
+    loose = logged("loose", "train.gradient_clip_norm=1e6")
+    norms = [float(str(record["gradient_norm"])) for record in loose]
+    assert [record["clipped_share"] for record in loose] == [0.0] * 9
+    assert [record["loss"] for record in loose] == [record["loss"] for record in plain]
+    assert min(norms) > 0
+    # the first step's gradients don't depend on the norm that they are clipped to
+    tight = logged("tight", f"train.gradient_clip_norm={norms[0] / 2}")
+    assert tight[0]["gradient_norm"] == norms[0]
+    assert tight[0]["clipped_share"] == 1.0
+    assert tight[0]["loss"] == loose[0]["loss"]
+    assert tight[1]["loss"] != loose[1]["loss"]
+    pairs = logged("pairs", "train.gradient_clip_norm=1e6", "train.log_every_steps=3")
+    means = [sum(norms[first : first + 3]) / 3 for first in (0, 3, 6)]
+    assert [record["gradient_norm"] for record in pairs] == pytest.approx(means, rel=1e-12)
+    curves = EventAccumulator(str(tmp_path / "tight" / "tensorboard")).Reload()
+    assert [event.step for event in curves.Scalars("train/clipped_share")] == list(range(1, 10))
+    assert curves.Scalars("train/gradient_norm")[0].value == pytest.approx(norms[0])
 
 
 def test_bf16_learns_what_fp32_learns_and_evaluates_in_bf16(tmp_path: Path) -> None:
