@@ -23,6 +23,7 @@ import fsspec
 from dlrm_scale.checkpoint.object_files import PART_BYTES, ObjectReader, ObjectWriter
 from dlrm_scale.checkpoint.store_calls import Retries, StoreCalls, StoreTimeoutError, UncertainWriteError
 from dlrm_scale.errors import CheckpointError
+from dlrm_scale.units import MIB
 
 __all__ = ["ObjectStorage", "open_object_storage"]
 
@@ -31,6 +32,9 @@ _EXCLUSIVE_PROTOCOLS = frozenset({"s3", "s3a", "gs", "gcs", "memory"})
 
 _BUCKET_PROTOCOLS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "oci"})
 """Which have no folders; making one could make a bucket of a misspelt name."""
+
+_LINK_LIMIT_BYTES = 512 * MIB
+"""Of a file that is given a second name; they are manifests."""
 
 
 class ObjectStorage:
@@ -159,7 +163,7 @@ class ObjectStorage:
             FileExistsError: `target` exists with other bytes.
             UncertainWriteError: it may have been made, or still be.
         """
-        self.put(target, self.read(source, self._part_bytes))
+        self.put(target, self.read(source, _LINK_LIMIT_BYTES))
 
     def remove(self, name: str) -> None:
         """Remove an object; one that is gone already is fine."""
