@@ -117,3 +117,119 @@ def test_a_folder_that_can_not_be_made_is_an_error_on_every_rank(tmp_path: Path)
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CheckpointError, match="can't open checkpoints"):
         Run(tmp_path / "file" / "ck", make_layout("row_wise", 2), make_truth(TABLES, []))
+
+
+RESIZED = (
+    TableSpec(name="C1", rows=120, dim=16),  # grown
+    TABLES[1],
+    TableSpec(name="C3", rows=25, dim=16),  # shrunk
+    TableSpec(name="C4", rows=1, dim=4),
+    TableSpec(name="C9", rows=5, dim=8),  # new
+)
+
+
+def _changed(root: Path) -> Run:
+    """A baseline and a delta."""
+    run = Run(root, make_layout("row_wise", 2), make_truth(TABLES, ["row"]))
+    run.save(1)
+    run.change("C1", [3, 96], 0.5)
+    run.change("C3", [1, 24, 25, 39], 0.25)
+    run.save(2)
+    return run
+
+
+@pytest.mark.parametrize("kind", ["row_wise", "table_wise", "data_parallel"])
+def test_grown_shrunk_and_new_tables_get_what_the_checkpoint_has_and_the_rest_is_left_alone(
+    tmp_path: Path, kind: str
+) -> None:
+    run = _changed(tmp_path / "ck")
+    chain = find_chain(tmp_path / "ck")
+    assert chain is not None
+    for ranks in (1, 3):
+        layout = make_layout(kind, ranks, RESIZED)
+        fresh = make_truth(RESIZED, ["row"], seed=7)
+        for rank in range(ranks):
+            shards = shards_of(layout, fresh, rank)
+            restored = restore(
+                chain,
+                layout=layout,
+                shards=shards,
+                rank=rank,
+                ranks=ranks,
+                optimizer="rowwise_adagrad",
+                allow_new_tables=True,
+                allow_resized_tables=True,
+            )
+            assert restored.changes.new == ("C9",)
+            assert restored.changes.resized == {"C1": (97, 120), "C3": (40, 25)}
+            for shard in shards:
+                name = shard.region.table
+                kept = restored.changes.rows_before(name, fresh.weight[name].shape[0])
+                for now, old, new in (
+                    (shard.weight, run.truth.weight.get(name), fresh.weight[name]),
+                    (
+                        shard.state["momentum1"],
+                        run.truth.state.get(name, {}).get("momentum1"),
+                        fresh.state[name]["momentum1"],
+                    ),
+                ):
+                    expected = new.clone()
+                    if old is not None:
+                        expected[:kept] = old[:kept]
+                    assert torch.equal(now, expected[shard.region.row_start : shard.region.row_end])
+
+
+def test_each_flag_allows_its_own_kind_of_change_alone(tmp_path: Path) -> None:
+    _changed(tmp_path / "ck")
+    truth = make_truth(RESIZED, ["row"])
+    layout = make_layout("row_wise", 1, RESIZED)
+    with pytest.raises(CheckpointError, match="doesn't fit") as caught:
+        load(tmp_path / "ck", layout, truth, allow_new_tables=True)
+    assert "C9" not in caught.value.message
+    assert "table C1 is 97 x 16 in the checkpoint, 120 x 16 in the model" in caught.value.message
+    with pytest.raises(CheckpointError, match="doesn't fit") as caught:
+        load(tmp_path / "ck", layout, truth, allow_resized_tables=True)
+    assert "table C9 is missing in the checkpoint" in caught.value.message
+    assert "C1" not in caught.value.message
+    wide = (TableSpec(name="C1", rows=97, dim=32), *TABLES[1:3])
+    with pytest.raises(CheckpointError, match="doesn't fit") as caught:
+        load(
+            tmp_path / "ck",
+            make_layout("row_wise", 1, wide),
+            make_truth(wide, ["row"]),
+            allow_new_tables=True,
+            allow_resized_tables=True,
+        )
+    assert "table C1 is 97 x 16 in the checkpoint, 97 x 32 in the model" in caught.value.message
+    assert "table C4 is unexpected: the model has none" in caught.value.message
+
+
+def test_after_a_resize_a_fresh_baseline_is_written_and_deltas_follow_it(tmp_path: Path) -> None:
+    root = tmp_path / "ck"
+    _changed(root)
+    truth = make_truth(RESIZED, ["row"], seed=7)
+    layout = make_layout("row_wise", 2, RESIZED)
+    chain = find_chain(root)
+    assert chain is not None
+    for rank in range(2):
+        shards = shards_of(layout, truth, rank)
+        restore(
+            chain,
+            layout=layout,
+            shards=shards,
+            rank=rank,
+            ranks=2,
+            optimizer="rowwise_adagrad",
+            allow_new_tables=True,
+            allow_resized_tables=True,
+        )
+        for shard in shards:
+            region = shard.region
+            truth.weight[region.table][region.row_start : region.row_end] = shard.weight
+            truth.state[region.table]["momentum1"][region.row_start : region.row_end] = shard.state["momentum1"]
+    run = Run(root, layout, truth, resumed_from=chain)
+    assert run.save(3).kind == "baseline"
+    run.change("C1", [110], 1.0)
+    run.change("C9", [4], 1.0)
+    assert run.save(4).kind == "delta"
+    assert load(root, make_layout("table_wise", 1, RESIZED), run.truth).equals(run.truth)
