@@ -163,6 +163,10 @@ def _unnamed(data_names: list[str], files: list[ManifestFile]) -> list[str]:
 
 
 def _remove(storage: Storage, names: list[str]) -> list[str]:
+    if any(name.startswith("data/") for name in names):
+        # A manifest that a killed program removed, or that a failed commit took back, may come back after a loss of
+        # power; its removal has to be durable before its data goes.
+        storage.sync_folder("manifests")
     for name in names:
         storage.remove(name)
     for folder in sorted({name.split("/")[0] for name in names}):
