@@ -24,6 +24,7 @@ __all__ = [
     "check_format",
     "find_chain",
     "open_chain",
+    "open_step",
     "read_manifests",
 ]
 
@@ -158,6 +159,28 @@ def open_chain(location: Location, name: str, *, damaged: Mapping[str, str] = Ma
     if isinstance(found, Chain):
         return found
     raise CheckpointError(f"{name} in {storage.address} can't be used: {found}")
+
+
+def open_step(location: Location, step: int) -> Chain:
+    """Open the cheapest chain to the newest checkpoint of a step.
+
+    Raises:
+        CheckpointError: no checkpoint has this step, or it isn't valid.
+    """
+    storage = open_storage(location)
+    check_format(storage)
+    search = ChainSearch(storage)
+    steps: set[int] = set()
+    for name in reversed(search.checkpoints):
+        found = {file.manifest.step for file in search.files_of(name) if file.manifest is not None}
+        steps |= found
+        if step in found:
+            chain = _chain_to(search, storage, search.named(name))
+            if isinstance(chain, Chain):
+                return chain
+            raise CheckpointError(f"{name} (step {step}) in {storage.address} can't be used: {chain}")
+    known = ", ".join(map(str, sorted(steps))) or "none"
+    raise CheckpointError(f"{storage.address} has no checkpoint of step {step}", remedy=f"name one of these: {known}")
 
 
 def _chain_to(search: ChainSearch, storage: Storage, checkpoint: ParentRecord | str) -> Chain | str:

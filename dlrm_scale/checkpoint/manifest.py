@@ -187,6 +187,8 @@ class Manifest(_Record):
     """What a delta is applied to; of a baseline, only where it came from."""
     covers: tuple[_Count, _Count]
     """First and last sequence number whose changes it holds."""
+    since_baseline: bool = False
+    """A delta with all rows since its parent, on which the deltas after it are based too."""
     earlier_deltas: _Count = 0
     """Of a delta with all rows since its baseline: the deltas on the same baseline before it, which it supersedes and
     which may be gone. With their bytes they are the history that Check-N-Run's rule needs after a resume."""

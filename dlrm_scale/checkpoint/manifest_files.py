@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 
-from dlrm_scale.checkpoint.file_names import parse_manifest_name
+from dlrm_scale.checkpoint.file_names import checkpoint_name, parse_manifest_name
 from dlrm_scale.checkpoint.manifest import FORMAT_MAJOR, Manifest, ParentRecord, parse_manifest
 from dlrm_scale.checkpoint.storage import Storage
 from dlrm_scale.errors import CheckpointError
@@ -14,6 +14,7 @@ __all__ = [
     "ManifestFile",
     "check_format",
     "checkpoint_age",
+    "has_checkpoint",
     "list_manifests",
     "read_manifest",
     "read_manifests",
@@ -46,6 +47,11 @@ def checkpoint_age(name: str) -> tuple[int, int]:
     """Start and sequence number of a manifest: a later start's commits replace what an older one wrote after a fork."""
     seq, start = parse_manifest_name(name) or (0, 0)
     return start, seq
+
+
+def has_checkpoint(storage: Storage, name: str) -> bool:
+    """Whether a checkpoint, by the name of its trainer's manifest, is still there; a merge may stand for it."""
+    return any(checkpoint_name(found) == name for found in storage.list_names("manifests"))
 
 
 def list_manifests(storage: Storage) -> list[str]:

@@ -215,6 +215,7 @@ class MergeRun:
                 "kind": "baseline" if is_baseline else "merged",
                 "parent": manifests[1].parent if is_baseline else manifests[0].parent,
                 "covers": (manifests[0].covers[0], tip.seq),
+                "since_baseline": False,
                 "earlier_deltas": 0,
                 "earlier_delta_bytes": 0,
                 "created_unix_seconds": time.time(),

@@ -34,6 +34,7 @@ from dlrm_scale.checkpoint.manifest import (
     TableRecord,
     parse_manifest_name,
 )
+from dlrm_scale.checkpoint.pins import replace_pins
 from dlrm_scale.checkpoint.policy import Policy, chain_after, holds_all_since_baseline, parent_of
 from dlrm_scale.checkpoint.retention import remove_old_chains, remove_superseded
 from dlrm_scale.checkpoint.snapshot import ShardSnapshot
@@ -138,6 +139,7 @@ class SaveWriter:
         """
         warning = None
         if self.rank == 0:
+            warning = self._write_pins()
             outcome = self._decide(request, vote, chain)
             try:
                 self.ballot.announce(request.key.attempt, outcome)
@@ -200,6 +202,7 @@ class SaveWriter:
             kind=key.kind,  # type: ignore[arg-type]
             parent=parent,
             covers=(parent_seq[0] + 1 if supersedes else key.seq, key.seq),
+            since_baseline=supersedes,
             earlier_deltas=chain.history_deltas if supersedes else 0,
             earlier_delta_bytes=chain.history_bytes if supersedes else 0,
             step=key.step,
@@ -266,6 +269,14 @@ class SaveWriter:
             except OSError:
                 # An orphan; the next start sweeps it.
                 continue
+
+    def _write_pins(self) -> str | None:
+        """Before the commit that makes the best checkpoint one of the older ones: `gc` then finds it pinned."""
+        try:
+            replace_pins(self.storage, self.pinned, "best")
+        except Exception as error:
+            return f"the best checkpoint isn't pinned for other programs: {_describe(error)}"
+        return None
 
     def _retain(self, kind: str, chain: ChainState) -> str | None:
         # Only a new baseline makes a chain old, and reading all manifests after every delta would cost more and more.

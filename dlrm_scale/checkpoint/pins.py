@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Literal
 
-from dlrm_scale.checkpoint.chain import find_chain
+from dlrm_scale.checkpoint.chain import open_chain, open_step
 from dlrm_scale.checkpoint.chain_search import ChainSearch
 from dlrm_scale.checkpoint.leases import removals_of
 from dlrm_scale.checkpoint.storage import Storage
@@ -66,25 +66,24 @@ def pin_step(
     Raises:
         CheckpointError: no whole checkpoint has this step.
     """
-    name = _checkpoint_of_step(storage, step)
+    chain = open_step(storage, step)
+    name = chain.name
     already = name in read_pins(storage, "user")
     if not already:
         storage.make_folders("pins")
         _write(storage, name, "user")
         storage.sync_folder("pins")
-    while True:
-        search = ChainSearch(storage)
-        checkpoint = search.named(name)
-        path = checkpoint if isinstance(checkpoint, str) else search.path_to(checkpoint)
-        if isinstance(path, str):
-            if not already:
-                storage.remove(_pin_name(name, "user"))
-            raise CheckpointError(
-                f"{name} in {storage.address} can't be pinned: {path}", remedy="pin a step that `ls` lists as ok"
-            )
-        if not removals_of(storage, [file.name for file in path.files], now=now()):
-            return name
-        pause(_LOOK_AGAIN_SECONDS)
+    try:
+        while True:
+            chain = open_chain(storage, name)
+            names = [manifest.name for manifest in chain.manifests]
+            if not removals_of(storage, names, now=now()) and all(storage.exists(name) for name in names):
+                return name
+            pause(_LOOK_AGAIN_SECONDS)
+    except CheckpointError:
+        if not already:
+            storage.remove(_pin_name(name, "user"))
+        raise
 
 
 def unpin_step(storage: Storage, step: int) -> list[str]:
@@ -107,21 +106,6 @@ def unpin_step(storage: Storage, step: int) -> list[str]:
         storage.remove(_pin_name(name, "user"))
     storage.sync_folder("pins")
     return found
-
-
-def _checkpoint_of_step(storage: Storage, step: int) -> str:
-    search = ChainSearch(storage)
-    steps: set[int] = set()
-    for name in reversed(search.checkpoints):
-        found = {file.manifest.step for file in search.files_of(name) if file.manifest is not None}
-        steps |= found
-        if step in found:
-            return name
-    if not steps:
-        find_chain(storage)  # says what is wrong, if something is
-        raise CheckpointError(f"{storage.address} holds no checkpoint", remedy="name a run that has saved one")
-    known = ", ".join(map(str, sorted(steps)))
-    raise CheckpointError(f"{storage.address} has no checkpoint of step {step}", remedy=f"name one of these: {known}")
 
 
 def _write(storage: Storage, name: str, why: Why) -> None:

@@ -87,10 +87,12 @@ def old_chains(
     kept |= _ways_to(search, [name for name in history if checkpoint_age(name) > since and _is_broken(search, name)])
     for name in {*read_pins(storage), *pinned, *_bases_of_next(storage, search)}:
         kept |= _needed_for(search, name)
+    # It says what the next one is based on, even where a merge stands for it.
+    kept |= {file.name for file in search.files_of(tip.name) if file.manifest and file.manifest.since_baseline}
     old = [
         file.manifest
         for file in _all_files(search)
-        if file.manifest is not None and file.name not in kept and checkpoint_age(file.name) < checkpoint_age(tip.name)
+        if file.manifest is not None and file.name not in kept and checkpoint_age(file.name) <= checkpoint_age(tip.name)
     ]
     return OldChains(chains=tuple(chains), removable=tuple(old))
 
@@ -276,11 +278,12 @@ def _bases_of_next(storage: Storage, search: ChainSearch) -> Iterator[str]:
     One with all rows since its baseline has the parent of the newest delta; the first one of a start has what it
     resumed from, which need not be the newest.
     """
-    by_trainers = [file.manifest for file in _all_files(search) if file.manifest and file.manifest.merge is None]
-    if by_trainers and by_trainers[0].kind == "delta" and by_trainers[0].parent is not None:
-        yield by_trainers[0].parent.name
+    manifests = [file.manifest for file in _all_files(search) if file.manifest is not None]
+    newest = next((manifest for manifest in manifests if manifest.merge is None), None)
+    if newest is not None and newest.since_baseline and newest.parent is not None:
+        yield newest.parent.name
     start = newest_start(storage)
-    if start and not any(manifest.start == start for manifest in by_trainers):
+    if start and not any(manifest.start == start for manifest in manifests):
         name = f"starts/{start}.json"
         try:
             continues = json.loads(storage.read(name, MIB))["continues"]

@@ -105,7 +105,7 @@ class BestKeeper:
             best = read_best(self._path)
         except CheckpointError as error:
             notes.append(f"{error.message}: the best checkpoint before isn't known")
-        if best is not None and not chain.storage.exists(best.manifest):
+        if best is not None and not has_checkpoint(chain.storage, best.manifest):
             notes.append(f"the best checkpoint {best.manifest} (step {best.step}) is gone")
             best = None
         recorded = chain.tip.extra.get("best")
@@ -113,7 +113,7 @@ class BestKeeper:
             told = _from_json({**recorded, "manifest": recorded.get("manifest") or chain.name})
             same = best is not None and (told.metric, told.rows) == (best.metric, best.rows)
             newer = best is None or told.step > best.step
-            if chain.storage.exists(told.manifest) and (told.beats(best) if same else newer):
+            if has_checkpoint(chain.storage, told.manifest) and (told.beats(best) if same else newer):
                 best = told
                 try:
                     _write(self._path, best)

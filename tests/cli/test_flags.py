@@ -28,6 +28,7 @@ FLAGS = {
     "checkpoint ls": "RUN --json",
     "checkpoint show": "RUN SEQ LATER --json",
     "checkpoint verify": "RUN --level --step --json",
+    "checkpoint export": "RUN --to --out --step --json",
     "checkpoint merge": "RUN --step --to --watch --keep --memory-limit --dry-run --json",
     "checkpoint gc": "RUN --keep --dry-run --json",
     "checkpoint pin": "RUN STEP --json",
