@@ -116,7 +116,8 @@ class TableStream:
         row_bytes = 4 * table.dim + sum(
             ITEM_BYTES[column.dtype] * (table.dim if column.per == "element" else 1) for column in self.state
         )
-        self._window_rows = max(1, min(table.rows, window_bytes // row_bytes))
+        self.window_rows = max(1, min(table.rows, window_bytes // row_bytes))
+        """Rows of each block but the last."""
         self._entries = [
             [
                 _EntryCursor(_LazyFile(chain.storage, file.name, self._count), entry, self._budget)
@@ -134,7 +135,7 @@ class TableStream:
             DamagedFileError: a file is damaged; it is named.
             CheckpointError: rows that no file has.
         """
-        rows, dim = self._window_rows, self.table.dim
+        rows, dim = self.window_rows, self.table.dim
         weight = torch.empty(rows, dim)
         state = {
             column.name: torch.empty((rows, dim) if column.per == "element" else (rows,), dtype=_DTYPES[column.dtype])
