@@ -15,10 +15,10 @@ from dlrm_scale.data.loading.row_kernels import RAGGED_ROW_WORDS, ROW_WORDS
 from dlrm_scale.data.loading.windows import windows_ahead
 from dlrm_scale.layout import ShardLayout, ShardRegion
 from dlrm_scale.models.size_estimate import dense_sizes
-from dlrm_scale.schema import CATEGORY_COLUMNS, INTEGER_COLUMNS
 from dlrm_scale.sharding.memory_estimate import table_memory
 from dlrm_scale.sharding.plan_file import state_bytes
 from dlrm_scale.sharding.ranks import Ranks
+from dlrm_scale.train.memory.batch_memory import batch_bytes, id_bytes, looked_up_columns, mean_ids, scoring_bytes
 from dlrm_scale.train.memory.process_memory import resident_bytes
 from dlrm_scale.units import MIB
 
@@ -29,13 +29,6 @@ _VECTOR_COPIES = 3
 """Of a row's pooled vectors: as looked up, exchanged, joined with the bottom MLP's, and some gradients (measured)."""
 _ACTIVATION_COPIES = 1.25
 """Activations, and those gradients that are alive at one time (measured on an MLP and a DCNv2)."""
-_ID_COPIES = 10
-"""Of a lookup's 8-byte id: half of them as it comes and is sent, half where it is received and sorted by row."""
-_SCORED_VECTOR_COPIES = 2
-"""Of a row's pooled vectors without gradients: as they arrive, and joined with the bottom MLP's (measured on 1 and 2
-ranks). On several ranks those that are looked up here come on top."""
-_SCORED_ACTIVATIONS = 0.5
-"""Of the activations of a training step: a layer's are freed when the next one has its own (measured)."""
 _RECORD_BATCHES_BYTES = 12 * MIB
 _READER_BYTES = 4 * MIB
 """Of a thread that reads ahead, beside its windows: the record batches it holds, the numbers that permute a window."""
@@ -45,8 +38,6 @@ _GROWTH_RANK_0_BYTES = 16 * MIB
 """TensorBoard and metrics, on rank 0."""
 _SCORE_BYTES = 12
 """Of a validation row: its logit to rank, and room to sort and exchange them."""
-_UNKNOWN_POOLING = 4.0
-"""Ids a row of a multi-hot column, where the dataset doesn't say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,17 +105,16 @@ def estimate_memory(
     tables = table_memory(layout, ranks.rank, config.sparse_optimizer.kind)
     dense = dense_sizes(config.model, len(layout.tables))
     rows = -(-config.data.batch_size // ranks.ranks)
-    pooling = _pooling(dataset)
-    batch_bytes = _batch_bytes(rows, pooling)
+    pooling = mean_ids(dataset)
+    a_batch = batch_bytes(rows, pooling)
     validation_rows = -(-(config.train.validation_batch_size or config.data.batch_size) // ranks.ranks)
     states = _DENSE_STATES[config.dense_optimizer.kind]
     slices = min(config.train.micro_batches, rows)
     activations = int(4 * dense.activations_per_row * -(-rows // slices) * _ACTIVATION_COPIES)
-    vectors = (
-        4 * rows * _VECTOR_COPIES * max(dense.vectors_per_row, _looked_up_columns(layout, ranks.rank, ranks.ranks))
-    )
-    training = activations + vectors + _id_bytes(rows, layout, ranks, pooling)
-    batches = (config.data.prefetch_batches + BATCHES_IN_USE) * batch_bytes
+    vectors = 4 * rows * _VECTOR_COPIES * max(dense.vectors_per_row, looked_up_columns(layout, ranks.rank, ranks.ranks))
+    training = activations + vectors + id_bytes(rows, layout, ranks, pooling)
+    scoring = scoring_bytes(config, dataset.split_rows("validation"), layout, ranks, pooling)
+    batches = (config.data.prefetch_batches + BATCHES_IN_USE) * a_batch
     device = [
         ("tables", tables.weights),
         ("data-parallel tables", tables.replicas),
@@ -132,12 +122,12 @@ def estimate_memory(
         ("optimizer state of tables", tables.optimizer_state),
         ("maps of touched rows", tables.touched_rows),
         ("dense parameters, gradients and state", 4 * dense.parameters * (3 + states)),
-        ("activations", max(training, _scoring_bytes(config, dataset, layout, ranks, pooling))),
-        ("batches on the device", 4 * batch_bytes if on_gpu else 0),
+        ("activations", max(training, scoring)),
+        ("batches on the device", 4 * a_batch if on_gpu else 0),
     ]
     host = [
         ("windows of the loader", _window_bytes(config, loader, ranks, pooling) + _RECORD_BATCHES_BYTES),
-        ("batches", batches + (config.data.prefetch_batches + BATCHES_IN_USE) * _batch_bytes(validation_rows, pooling)),
+        ("batches", batches + (config.data.prefetch_batches + BATCHES_IN_USE) * batch_bytes(validation_rows, pooling)),
         ("scores of a validation", _SCORE_BYTES * -(-dataset.split_rows("validation") // ranks.ranks)),
         ("staging of checkpoints", _staging_bytes(config, layout, ranks.rank, pooling)),
         ("dense copy of checkpoints", 4 * dense.parameters * (1 + states) if ranks.rank == 0 else 0),
@@ -171,22 +161,6 @@ def estimate_dense(config: Config, tables: int, ranks: Ranks) -> MemoryEstimate:
     return MemoryEstimate(rank=ranks.rank, items=(item,), held_bytes=resident_bytes())
 
 
-def _pooling(dataset: Dataset) -> list[float]:
-    """Mean number of ids of each column in a row."""
-    found = []
-    for column in dataset.manifest.columns:
-        known = column.statistics.get("pooling")
-        known = float(known) if isinstance(known, int | float) else _UNKNOWN_POOLING
-        found.append(known if column.multi_hot else 1.0)
-    return found
-
-
-def _batch_bytes(rows: int, pooling: Sequence[float]) -> int:
-    lengths_and_offsets = 8 * len(CATEGORY_COLUMNS) if any(ids != 1 for ids in pooling) else 0
-    a_row = 4 * (1 + len(INTEGER_COLUMNS)) + 8 * sum(pooling) + lengths_and_offsets
-    return int(rows * a_row * 9 / 8)  # buffers have an eighth to spare
-
-
 def _window_bytes(config: Config, loader: TrainLoader, ranks: Ranks, pooling: Sequence[float]) -> int:
     order, readers = loader.order, config.data.readers
     windows = len(order.rank_streams(ranks.rank, ranks.ranks)) + windows_ahead(readers)
@@ -194,50 +168,6 @@ def _window_bytes(config: Config, loader: TrainLoader, ranks: Ranks, pooling: Se
     bags = sum(ids for ids in pooling if ids != 1)
     words = (RAGGED_ROW_WORDS + 2 * 1.25 * bags) if bags else ROW_WORDS
     return int(4 * words * rows) + (_READER_BYTES * readers if readers > 1 else 0)
-
-
-def _looked_up_columns(layout: ShardLayout, rank: int, ranks: int) -> int:
-    """Columns that this rank looks up for every row of the global batch, as if for its own rows alone."""
-    columns = 0
-    for table in layout.tables:
-        if table.replicated:
-            columns += table.spec.dim
-            continue
-        here = [r for r in table.regions if r.rank == rank and r.rows]
-        columns += ranks * sum({(r.column_start, r.column_end): r.columns for r in here}.values())
-    return columns
-
-
-def _id_bytes(rows: int, layout: ShardLayout, ranks: Ranks, pooling: Sequence[float]) -> int:
-    received = _looked_up_ids(layout, ranks.rank, ranks.ranks, pooling)
-    return int(8 * rows * _ID_COPIES * (sum(pooling) + received) / 2)
-
-
-def _scoring_bytes(
-    config: Config, dataset: Dataset, layout: ShardLayout, ranks: Ranks, pooling: Sequence[float]
-) -> int:
-    """What a batch of a validation takes while it is scored: it may be much larger than one that is trained on."""
-    rows_global = min(config.train.validation_batch_size or config.data.batch_size, dataset.split_rows("validation"))
-    rows = -(-rows_global // ranks.ranks)
-    dense = dense_sizes(config.model, len(layout.tables))
-    floats = _SCORED_VECTOR_COPIES * dense.vectors_per_row + _SCORED_ACTIVATIONS * dense.activations_per_row
-    if ranks.ranks > 1:
-        floats += _looked_up_columns(layout, ranks.rank, ranks.ranks)
-    return int(4 * rows * floats) + _id_bytes(rows, layout, ranks, pooling)
-
-
-def _looked_up_ids(layout: ShardLayout, rank: int, ranks: int, pooling: Sequence[float]) -> float:
-    """Ids that this rank looks up for a row of its batch: those of all ranks' rows in the tables that it has whole.
-
-    A row-wise shard gets as much as its share of the rows; frequent ids in one place make that more.
-    """
-    ids = 0.0
-    for table, per_row in zip(layout.tables, pooling, strict=True):
-        if table.replicated:
-            ids += per_row
-        else:
-            ids += sum(ranks * per_row * r.rows / table.spec.rows for r in table.regions if r.rank == rank)
-    return ids
 
 
 def _staging_bytes(config: Config, layout: ShardLayout, rank: int, pooling: Sequence[float]) -> int:

@@ -12,7 +12,8 @@ from dlrm_scale.host_memory import HostMemory
 from dlrm_scale.layout import ShardLayout, ShardRegion, TableLayout
 from dlrm_scale.schema import TableSpec
 from dlrm_scale.sharding.memory_estimate import table_memory
-from dlrm_scale.train.memory import estimate_peak, memory_check
+from dlrm_scale.train.memory import memory_check
+from dlrm_scale.train.memory.batch_memory import looked_up_ids
 from dlrm_scale.train.memory.estimate_peak import MemoryEstimate, MemoryItem
 from dlrm_scale.train.memory.memory_check import RankMemory, check_memory
 from dlrm_scale.train.memory.memory_use import memory_rows
@@ -227,7 +228,7 @@ def test_the_rank_that_has_a_table_of_long_bags_whole_receives_the_ids_of_all_ra
             ),
             replicated=kind == "data_parallel",
         )
-        return estimate_peak._looked_up_ids(ShardLayout(ranks=4, tables=(table,)), rank, 4, [50.0])
+        return looked_up_ids(ShardLayout(ranks=4, tables=(table,)), rank, 4, [50.0])
 
     assert [ids("table_wise", [(2, 0, 100)], rank) for rank in range(4)] == [0, 0, 4 * 50, 0]
     halves = [(0, 0, 50), (1, 50, 100)]
