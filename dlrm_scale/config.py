@@ -164,7 +164,8 @@ class ShardingConfig(_Section):
     """Memory a rank for the planner, as in 80GiB; empty: what the device has."""
     all_to_all_precision: Literal["fp32", "fp16", "bf16"] = "fp32"
     """Precision in which pooled vectors and their gradients travel between ranks, under every type but data_parallel;
-    fp16 halves the bytes and overflows beyond 65504. bf16 is refused on CPU, where TorchRec would send fp16."""
+    fp16 halves the bytes and makes 65504 of whatever is larger, even infinite. bf16 is refused on CPU, where TorchRec
+    would send fp16."""
 
 
 class TrainConfig(_Section):

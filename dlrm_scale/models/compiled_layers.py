@@ -6,7 +6,7 @@ import torch
 
 from dlrm_scale.models.dense_part import DensePart
 
-__all__ = ["compile_dense_part", "use_eager_layers"]
+__all__ = ["compile_dense_part", "late_failure", "use_eager_layers"]
 
 Layers = Callable[..., torch.Tensor]
 
@@ -15,7 +15,7 @@ def compile_dense_part(part: DensePart, rows: int) -> str | None:
     """Compile the layers of `part`, and try them forward and backward before training relies on them.
 
     Names, parameters and their devices stay. A shape that comes up later (another batch size in evaluation) is
-    compiled when it does, and computed by the plain layers from then on if that fails.
+    compiled when it does, and computed by the plain layers from then on if that fails; `late_failure` tells.
 
     Args:
         part: changed in place, or left alone where compilation fails.
@@ -35,6 +35,12 @@ def compile_dense_part(part: DensePart, rows: int) -> str | None:
     if failure is not None:
         use_eager_layers(part)
     return failure
+
+
+def late_failure(part: DensePart) -> str | None:
+    """Say in one line why layers that were compiled are plain again by now; None if none is."""
+    functions = (part.bottom_function, part.top_function)
+    return next((f.failure for f in functions if isinstance(f, _CompiledOrPlain) and f.failure), None)
 
 
 def use_eager_layers(part: DensePart) -> None:

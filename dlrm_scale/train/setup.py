@@ -14,7 +14,7 @@ from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.host_cores import usable_cores
 from dlrm_scale.layout import ShardLayout
 from dlrm_scale.models.build import build_model
-from dlrm_scale.models.compiled_layers import compile_dense_part, use_eager_layers
+from dlrm_scale.models.compiled_layers import compile_dense_part, late_failure, use_eager_layers
 from dlrm_scale.models.dense_part import DensePart
 from dlrm_scale.models.initial_rows import fill_initial_rows
 from dlrm_scale.models.tables import table_specs
@@ -27,7 +27,9 @@ __all__ = [
     "ModelOnRanks",
     "build_on_ranks",
     "compile_layers",
+    "compile_warnings",
     "device_kind",
+    "exchange_notes",
     "pipeline_kind",
     "precision_notes",
     "set_threads",
@@ -114,12 +116,26 @@ def precision_notes(config: Config, device: torch.device) -> list[str]:
     ]
 
 
+def exchange_notes(config: Config, layout: ShardLayout) -> list[str]:
+    """Say that `sharding.all_to_all_precision` does nothing under this plan: then exchanges are none, or in fp32."""
+    precision = config.sharding.all_to_all_precision
+    if precision == "fp32":
+        return []
+    if layout.ranks == 1:
+        why = "with one rank nothing travels"
+    elif all(table.replicated for table in layout.tables):
+        why = "every table of the plan is data_parallel, and their gradients are averaged in fp32"
+    else:
+        return []
+    return [f'warning: sharding.all_to_all_precision = "{precision}" does nothing: {why}']
+
+
 def compile_layers(model: ModelOnRanks, config: Config, ranks: Ranks) -> list[str]:
     """Do what `train.compile` asks for, on all ranks or on none. A collective.
 
     Args:
         model: from `build_on_ranks`.
-        config: `train.compile`, and the rows of a rank's batch for the trial.
+        config: `train.compile`, and the rows that layers get at a time, for the trial.
         ranks: the process group.
 
     Returns:
@@ -130,9 +146,30 @@ def compile_layers(model: ModelOnRanks, config: Config, ranks: Ranks) -> list[st
     part = model.sharded.module.module.dense_part
     assert isinstance(part, DensePart)
     started = time.perf_counter()
-    failures = ranks.gather_objects(compile_dense_part(part, max(1, config.data.batch_size // ranks.ranks)))
+    rows = max(1, config.data.batch_size // ranks.ranks)
+    slices = min(config.train.micro_batches, rows)
+    failures = ranks.gather_objects(compile_dense_part(part, -(-rows // slices)))
     for rank, failure in enumerate(failures):
         if failure is not None:
             use_eager_layers(part)
             return [f"warning: train.compile: torch.compile fails on rank {rank}, training uncompiled: {failure}"]
     return [f"compiled the dense part in {time.perf_counter() - started:.1f} s"]
+
+
+def compile_warnings(sharded: ShardedModel, config: Config, ranks: Ranks) -> list[str]:
+    """Name the ranks on which compiled layers failed after their trial, say for a batch of another size. A collective.
+
+    Args:
+        sharded: of a model that went through `compile_layers`.
+        config: `train.compile`.
+        ranks: the process group.
+    """
+    if config.train.compile == "off":
+        return []
+    part = sharded.module.module.dense_part
+    assert isinstance(part, DensePart)
+    failures = [(rank, failure) for rank, failure in enumerate(ranks.gather_objects(late_failure(part))) if failure]
+    if not failures:
+        return []
+    named = ", ".join(str(rank) for rank, _ in failures)
+    return [f"train.compile: compiled layers failed on rank {named} and were replaced by plain ones: {failures[0][1]}"]

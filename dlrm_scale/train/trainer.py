@@ -45,7 +45,9 @@ from dlrm_scale.train.setup import (
     ModelOnRanks,
     build_on_ranks,
     compile_layers,
+    compile_warnings,
     device_kind,
+    exchange_notes,
     pipeline_kind,
     precision_notes,
     set_threads,
@@ -147,7 +149,8 @@ def _train_on(
     sharded = model.sharded
     notes = [f"changed by --set: {path} from {before} to {after}" for path, before, after in request.changes]
     notes += [f"warning: {warning}" for warning in memory.warnings]
-    notes += [*precision_notes(config, ranks.device), *compile_layers(model, config, ranks)]
+    notes += [*precision_notes(config, ranks.device), *exchange_notes(config, sharded.layout)]
+    notes += compile_layers(model, config, ranks)
     restored = fill_model(model, chain, continues, dataset, request, ranks, notes)
     resumed = restored if continues else None
     start_step = resumed.step if resumed else 0
@@ -251,15 +254,18 @@ def _finish(
         loop.judge_last(validation)
     result = make_result(end, loop.start_step, validation, loop.rank_time(), ranks)
     collapse = None if validation is None else collapse_warning(validation.as_dict())
+    compiled = compile_warnings(loop.sharded, loop.config, ranks)
     result = replace(
         result,
         memory=memory_use(memory.estimate, ranks),
         restore=None if restore_report is None else restore_report.as_dict(),
-        warnings=[*memory.warnings, *([] if collapse is None else [collapse])],
+        warnings=[*memory.warnings, *compiled, *([] if collapse is None else [collapse])],
     )
     if loop.best.best is not None:
         result = replace(result, best=loop.best.best.as_dict())
     if report is not None:
+        for warning in compiled:
+            report.say(f"warning: {warning}")
         if validation is not None:
             report.record("validation", end.step, validation.as_dict())
         values = asdict(result)

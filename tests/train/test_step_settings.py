@@ -1,5 +1,7 @@
 """Precision, micro-batches, clipping and compilation in whole runs: resumed, evaluated, refused."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from dlrm_scale.config import Config
 from dlrm_scale.errors import ConfigError
+from dlrm_scale.layout import ShardLayout, ShardRegion, TableLayout
 from dlrm_scale.models import compiled_layers
+from dlrm_scale.schema import TableSpec
 from dlrm_scale.train import setup
 from dlrm_scale.train.report import RunReport
 from dlrm_scale.train.run_folder import resolve_run
@@ -136,6 +140,43 @@ def test_a_run_without_a_compiler_trains_uncompiled_and_says_so(dataset: Path, t
         "RuntimeError: no C++ compiler found" in said
     )
     assert losses(tmp_path / "run") == losses(tmp_path / "plain")
+
+
+def test_layers_whose_compilation_fails_after_the_trial_are_named_at_the_end(dataset: Path, tmp_path: Path) -> None:
+    (said,) = run_ranks(1, _train_with_a_late_failure, str(tmp_path / "run"), str(dataset))
+    warning = "train.compile: compiled layers failed on rank 0 and were replaced by plain ones: RuntimeError: too many"
+    assert f"warning: {warning} shapes" in said
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["warnings"][0] == f"{warning} shapes"
+
+
+def _train_with_a_late_failure(run: str, dataset: str) -> list[str]:
+    def works_once(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        calls: list[int] = []
+
+        def compiled(*arguments: torch.Tensor) -> torch.Tensor:
+            if calls:
+                raise RuntimeError("too many shapes")
+            calls.append(1)
+            return function(*arguments)
+
+        return compiled
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled_layers.torch, "compile", works_once)
+        return _train_noting(run, dataset, ["train.max_steps=3", 'train.compile="dense"'], False, False)
+
+
+def test_an_exchange_precision_that_nothing_heeds_is_told(dataset: Path, tmp_path: Path) -> None:
+    said = _notes(tmp_path / "run", dataset, ["train.max_steps=2", 'sharding.all_to_all_precision="fp16"'])
+    assert 'sharding.all_to_all_precision = "fp16" does nothing: with one rank nothing travels' in said
+    half = Config.model_validate({"sharding": {"all_to_all_precision": "fp16"}})
+    spec = TableSpec(name="C1", rows=2, dim=4)
+    whole = ShardRegion(table="C1", row_start=0, row_end=2, column_start=0, column_end=4, rank=0)
+    for kind, told in (("data_parallel", True), ("table_wise", False)):
+        table = TableLayout(spec=spec, sharding_type=kind, regions=(whole,), replicated=kind == "data_parallel")
+        notes = setup.exchange_notes(half, ShardLayout(ranks=2, tables=(table,)))
+        assert any("every table of the plan is data_parallel" in note for note in notes) == told
+    assert setup.exchange_notes(Config(), ShardLayout(ranks=1, tables=(table,))) == []
 
 
 def test_tf32_on_cpu_is_refused_with_the_reason(dataset: Path, tmp_path: Path) -> None:
