@@ -23,6 +23,7 @@ from dlrm_scale.host_memory import host_memory
 from dlrm_scale.install import check_install
 from dlrm_scale.recipes import load_config
 from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
+from dlrm_scale.train.memory.memory_check import MemoryCheck
 from dlrm_scale.train.memory.process_memory import peak_resident_bytes
 from dlrm_scale.train.run_folder import check_config
 from dlrm_scale.train.setup import device_kind, set_threads
@@ -157,13 +158,15 @@ class _Session:
     def run(self) -> Diagnosis:
         self._check_equal_requests()
         set_threads(self._config, self._ranks.local_ranks)
-        # refuses what `train` would: too many ranks, no rows, another dataset
+        # refuses what `train` would: too many ranks, no rows, more memory than there is
         plain = TrainLoader(self._dataset, self._config.data, rank=self._ranks.rank, ranks=self._ranks.ranks, epochs=1)
         plain.close()
         self._lengths = self._choose_lengths(plain.steps_per_epoch)
         self._say("building the model")
-        rehearsal = Rehearsal(self._config, self._dataset, self._ranks)
-        self._notes += rehearsal.notes
+        memory = MemoryCheck(self._config, self._dataset, plain, self._ranks)
+        memory.check_dense()
+        rehearsal = Rehearsal(self._config, self._dataset, self._ranks, memory.check)
+        self._notes += [*memory.warnings, *rehearsal.notes]
         self._rounds.train(rehearsal, self._config, "synthetic", self._lengths)
         measurements = self._measure(rehearsal, plain.steps_per_epoch)
         verdict = reach_verdict(measurements)

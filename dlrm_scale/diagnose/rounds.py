@@ -2,7 +2,7 @@
 
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,6 +16,7 @@ from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.data.loading.loader import TrainLoader
 from dlrm_scale.diagnose.data import Source, Storage, TimedBatches, draw_batches, few_streams, open_loader
 from dlrm_scale.errors import TrainingError
+from dlrm_scale.layout import ShardLayout
 from dlrm_scale.sharding.pipeline import make_train_pipeline
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.sharding.step_phases import mark_phases
@@ -56,7 +57,7 @@ class Round:
         seconds: of the slowest rank.
         busy_seconds_per_rank: CPU time of the main thread.
         collective_seconds_per_rank: in exchanges of ids and vectors, and in the backward pass without using CPU time;
-            less the time in which other programs had a rank's core: they hold up every rank.
+            less the time for which it could have run and had no core.
         delay_seconds: longest time for which a main thread could have run and had no core.
         wait_seconds: longest wait for batches.
         major_faults: most of any rank.
@@ -95,6 +96,7 @@ class Rehearsal:
         config: of the run.
         dataset: sets the tables' rows.
         ranks: the process group.
+        before_allocation: as `build_on_ranks` takes it.
 
     Attributes:
         config: as given.
@@ -103,9 +105,15 @@ class Rehearsal:
         clock: charged with the parts of its steps.
     """
 
-    def __init__(self, config: Config, dataset: Dataset, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        config: Config,
+        dataset: Dataset,
+        ranks: Ranks,
+        before_allocation: Callable[[ShardLayout], None] = lambda layout: None,
+    ) -> None:
         self.config = config
-        model = build_on_ranks(config, dataset, ranks)
+        model = build_on_ranks(config, dataset, ranks, before_allocation)
         # rows that were never written cost page faults in the first steps
         model.fill_initial_rows(config.model.seed)
         self.sharded = model.sharded
@@ -333,14 +341,6 @@ class Rounds:
     def _synchronize(self) -> None:
         if self._ranks.device.type == "cuda":
             torch.cuda.synchronize(self._ranks.device)
-
-
-def _undisturbed_collectives(ranks: Sequence[_OnRank], steps: int) -> tuple[float, ...]:
-    delays = [r.delay_seconds for r in ranks]
-    others = [max((d for o, d in enumerate(delays) if o != rank), default=0.0) for rank in range(len(ranks))]
-    return tuple(
-        max(0.0, r.collective_seconds - r.delay_seconds - other) / steps for r, other in zip(ranks, others, strict=True)
-    )
 
 
 def _delay_seconds() -> float:

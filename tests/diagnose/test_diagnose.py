@@ -18,9 +18,11 @@ from dlrm_scale.diagnose import rounds as diagnose_rounds
 from dlrm_scale.diagnose.data import Source, Storage
 from dlrm_scale.diagnose.diagnose import Diagnosis, diagnose, resolve_request
 from dlrm_scale.diagnose.report import describe_diagnosis
-from dlrm_scale.errors import ConfigError, TrainingError
+from dlrm_scale.errors import ConfigError, PlanError, TrainingError
+from dlrm_scale.host_memory import HostMemory, host_memory
 from dlrm_scale.sharding.pipeline import TrainPipeline
 from dlrm_scale.sharding.ranks import close_ranks, init_ranks
+from dlrm_scale.train.memory import memory_check
 from dlrm_scale.train.stop import StopRequest
 from tests.support.datasets import make_dataset
 from tests.support.rank_runner import run_ranks
@@ -257,6 +259,33 @@ def _other_steps(path: str) -> str:
 def test_ranks_that_were_started_differently_are_refused(dataset: Path) -> None:
     refused = "rank 1 was started with other settings or another dataset than rank 0"
     assert run_ranks(2, _other_steps, str(dataset)) == [refused] * 2
+
+
+def _too_large(path: str) -> str:
+    ranks = init_ranks("cpu", 60)
+    memory_check.host_memory = lambda: HostMemory(total_bytes=1 << 30, free_bytes=1 << 20, limited=True)
+    try:
+        opened = Dataset.open(path)
+        request = resolve_request(
+            "sample",
+            [f"data.path={path}", *_SETTINGS],
+            steps=8,
+            rounds=1,
+            what_if=False,
+            time_limit_seconds=600,
+        )
+        diagnose(request, opened, Storage(opened), ranks, StopRequest())
+    except PlanError as error:
+        return error.message
+    finally:
+        memory_check.host_memory = host_memory
+        close_ranks()
+    return "not refused"
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_built(dataset: Path) -> None:
+    for message in run_ranks(2, _too_large, str(dataset)):
+        assert "not enough memory: the host of ranks 0 to 1 has 1.0 MiB left" in message
 
 
 def _stopped(path: str) -> str:
