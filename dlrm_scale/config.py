@@ -228,8 +228,8 @@ class CheckpointConfig(_Section):
     every_steps: NonNegative = 500
     """Steps between checkpoints; 0: only at the end and on a signal."""
     path: str = ""
-    """Where checkpoints go: empty for `checkpoints/` in the run's folder, another folder that all ranks share, or the URL
-    of an object store, as s3://bucket/run. Credentials come from the environment and fsspec's configuration."""
+    """Where checkpoints go: empty for `checkpoints/` in the run's folder, another folder that all ranks share, or the
+    URL of an object store, as s3://bucket/run. Credentials come from the environment and fsspec's configuration."""
     policy: Literal["consecutive", "one_shot", "intermittent"] = "consecutive"
     """What a delta holds. consecutive: the rows touched since the checkpoint before, so a restore reads the baseline
     and all deltas since. one_shot: all rows touched since the baseline, so it reads the baseline and one delta, and
