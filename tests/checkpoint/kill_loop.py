@@ -1,12 +1,14 @@
-"""Kills trainers with SIGKILL while they save, and checks what is left on the disk; run as a script.
+"""Kills ranks with SIGKILL while they save, and checks what is left on the disk; run as a script.
 
-    python -m tests.checkpoint.kill_loop ROOT operations STRIDE   kills before the operations of three saves
-    python -m tests.checkpoint.kill_loop ROOT random COUNT        kills at random moments of one long run
-    python -m tests.checkpoint.kill_loop ROOT rank                two processes; rank 1 dies while it saves
+    python -m tests.checkpoint.kill_loop ROOT points NAME...       kills at named points of each rank
+    python -m tests.checkpoint.kill_loop ROOT operations STRIDE    kills before the operations of each rank
+    python -m tests.checkpoint.kill_loop ROOT random COUNT SEED    kills at random moments of one long run
+    python -m tests.checkpoint.kill_loop ROOT survivor             rank 1 dies while it saves and rank 0 lives
 
-This process imports torch once and forks the trainers, which takes milliseconds where a start takes seconds. A trainer
-resumes, checks that it has the rows of its step, and acknowledges each committed step through a pipe. Steps change
-rows as a function of their number. Prints one JSON line.
+Each rank is a process. This one imports torch once and forks them, which takes milliseconds where a start takes
+seconds; their store is in a process of its own, as under a launcher. A rank resumes by a restore into its own shards,
+checks that they are those of the step, and acknowledges every committed step through a pipe. Steps change rows as a
+function of their number. When one rank is dead, the other is killed a moment later. Prints one JSON line.
 """
 
 import json
@@ -15,10 +17,12 @@ import random
 import select
 import shutil
 import signal
-import socket
 import sys
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,36 +30,19 @@ from typing import Any
 import torch
 import torch.distributed
 
-from dlrm_scale.checkpoint import CheckpointEngine, find_chain
+from dlrm_scale.checkpoint import CheckpointEngine, find_chain, restore
 from dlrm_scale.config import CheckpointConfig
 from dlrm_scale.layout import LocalShard
-from dlrm_scale.schema import TableSpec
-from dlrm_scale.touched_rows import TouchedRows
-from tests.checkpoint.faulty_storage import Trace, TracedStorage, kill_at
-from tests.checkpoint.simulated_run import Run, Truth, load_chain, make_layout
+from tests.checkpoint.failpoints import POINTS, TracedTouchedRows, arm
+from tests.checkpoint.faulty_storage import Trace, TracedStorage, TracedStore, kill_at
+from tests.checkpoint.simulated_run import load_chain, make_layout, shards_of
+from tests.checkpoint.stepped_run import OPTIMIZER, TABLES, touched_rows, truth_of
 
-TABLES = (TableSpec(name="C1", rows=61, dim=8), TableSpec(name="C2", rows=3, dim=4))
-OPTIMIZER = "rowwise_adagrad"
 CONFIG = {"baseline_ratio": 0.5, "keep_baselines": 1, "vote_timeout_seconds": 60}
+"""About every fourth save is a baseline, after which old chains are removed."""
 
-
-def touched_rows(step: int) -> dict[str, list[int]]:
-    """Rows that a step changes."""
-    chosen = random.Random(step)
-    return {spec.name: chosen.sample(range(spec.rows), min(spec.rows, 5)) for spec in TABLES}
-
-
-def truth_of(step: int) -> Truth:
-    """The tables after a step."""
-    truth = Truth(
-        weight={s.name: torch.zeros(s.rows, s.dim) for s in TABLES},
-        state={s.name: {"momentum1": torch.zeros(s.rows)} for s in TABLES},
-    )
-    for done in range(1, step + 1):
-        for table, ids in touched_rows(done).items():
-            truth.weight[table][ids] += done
-            truth.state[table]["momentum1"][ids] += done + len("momentum1")
-    return truth
+RANKS = 2
+_LONGEST_SECONDS = 60.0
 
 
 def check_disk(root: Path) -> int:
@@ -63,40 +50,107 @@ def check_disk(root: Path) -> int:
     chain = find_chain(root, verify="full")
     if chain is None:
         return 0
-    loaded = load_chain(chain, make_layout("row_wise", 3, TABLES), truth_of(chain.step), optimizer=OPTIMIZER)
+    assert chain.skipped == (), chain.skipped
+    loaded = load_chain(chain, make_layout("table_wise", 3, TABLES), truth_of(chain.step), optimizer=OPTIMIZER)
     assert loaded.equals(truth_of(chain.step)), f"wrong rows at step {chain.step}"
     return chain.step
 
 
-def train(root: Path, acknowledge: int, saves: int, kill_before: int | None) -> None:
-    """Two ranks as threads; resumes, then saves after every step, acknowledging each commit."""
+def train_rank(
+    root: Path, rank: int, port: int, generation: int, acknowledge: int, saves: int, prepare: Callable[[Trace], None]
+) -> None:
+    """One rank: resumes, then saves after every step, acknowledging each commit."""
+    client = torch.distributed.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=30))
+    trace = Trace()
+    prepare(trace)
     chain = find_chain(root, verify="full")
     step = chain.step if chain is not None else 0
-    trace = Trace()
-    run = Run(
-        root,
-        make_layout("row_wise", 2, TABLES),
-        truth_of(step),
+    layout = make_layout("row_wise", RANKS, TABLES)
+    right = shards_of(layout, truth_of(step), rank)
+    shards = right
+    if chain is not None:
+        shards = shards_of(layout, truth_of(step), rank, blank=True)
+        restore(chain, layout=layout, shards=shards, rank=rank, ranks=RANKS, optimizer=OPTIMIZER)
+        assert all(torch.equal(a.weight, b.weight) for a, b in zip(shards, right, strict=True)), "wrong rows"
+        assert all(torch.equal(a.state[n], b.state[n]) for a, b in zip(shards, right, strict=True) for n in b.state)
+    touched = TracedTouchedRows([shard.region.rows for shard in shards])
+    touched.trace, touched.enabled = trace, True
+    engine = CheckpointEngine(
+        TracedStorage(root, trace),
+        layout=layout,
+        shards=shards,
+        touched=touched,
+        rank=rank,
+        ranks=RANKS,
+        store=TracedStore(torch.distributed.PrefixStore(str(generation), client), trace),
+        config=CheckpointConfig(**CONFIG),
+        optimizer=OPTIMIZER,
         resumed_from=chain,
-        storages=[TracedStorage(root, trace) for _ in range(2)],
-        **CONFIG,
     )
-    if kill_before is not None:
-        trace.act = kill_at(kill_before)
     for done in range(step + 1, step + 1 + saves):
-        for table, ids in touched_rows(done).items():
-            run.change(table, ids, float(done))
-        outcome = run.save(done)
-        assert outcome.committed, outcome.error
-        os.write(acknowledge, f"{done}\n".encode())
-    os.write(acknowledge, f"operations {len(trace.operations)}\n".encode())
+        train_step(shards, touched, done)
+        engine.save(step=done, cursor={"step": done}, dense={}, rank_state={}, extra={})
+        # Every third outcome is waited for; the others come while the next step is trained.
+        for outcome in engine.wait() if done % 3 == 0 else engine.poll():
+            _say(acknowledge, outcome.step if outcome.committed else f"failed {outcome.error}")
+    for outcome in engine.wait():
+        _say(acknowledge, outcome.step if outcome.committed else f"failed {outcome.error}")
+    _say(acknowledge, f"operations {len(trace.operations)}")
 
 
-def fork(work: Callable[[int], None]) -> tuple[int, int]:
-    """Start `work(write end of a pipe)` in a child; returns its id and the pipe's read end."""
+def train_step(shards: list[LocalShard], touched: TracedTouchedRows, step: int) -> None:
+    """What a step does to one rank's rows."""
+    for table, ids in touched_rows(step).items():
+        for index, shard in enumerate(shards):
+            region = shard.region
+            if region.table == table:
+                held = torch.tensor([i - region.row_start for i in ids if region.row_start <= i < region.row_end])
+                shard.weight[held.long()] += step
+                shard.state["momentum1"][held.long()] += step + len("momentum1")
+                touched.mark(index, held.long())
+
+
+def _say(pipe: int, word: object) -> None:
+    os.write(pipe, f"{word}\n".encode())
+
+
+@dataclass
+class Child:
+    """A forked process and what it writes.
+
+    Attributes:
+        process: its id.
+        reading: its pipe.
+        lines: read so far, whole ones.
+    """
+
+    process: int
+    reading: int
+    rest: bytes = b""
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def acknowledged(self) -> int:
+        return max((int(line) for line in self.lines if line.isdecimal()), default=0)
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.process, signal.SIGKILL)
+
+    def finish(self) -> int:
+        """Wait for it; its exit code, negative for a signal."""
+        while data := os.read(self.reading, 1 << 16):
+            self.rest += data
+        os.close(self.reading)
+        self.lines = self.rest.decode().splitlines()
+        return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
+
+
+def fork(work: Callable[[int], None]) -> Child:
+    """Start `work(write end of a pipe)` in a child."""
     reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
+    process = os.fork()
+    if process == 0:
         os.close(reading)
         try:
             # After a fork torch makes its thread pool anew, and two threads that need it at once trip over that.
@@ -107,111 +161,167 @@ def fork(work: Callable[[int], None]) -> tuple[int, int]:
             traceback.print_exc()
             os._exit(1)
     os.close(writing)
-    return child, reading
+    return Child(process, reading)
 
 
-def finish(child: int, reading: int) -> tuple[int, list[str]]:
-    """Wait for a child; returns its exit code (negative: the signal) and the lines it wrote."""
-    with os.fdopen(reading) as pipe:
-        lines = pipe.read().splitlines()
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), lines
+class Runs:
+    """Starts trainers on a store that outlives them."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._generation = 0
+
+    def start(self, root: Path, saves: int, prepare: Callable[[Trace, int], None] = lambda *_: None) -> list[Child]:
+        """Start all ranks; `prepare(trace, rank)` is called in each."""
+        self._generation += 1
+
+        def work(rank: int) -> Callable[[int], None]:
+            return lambda pipe: train_rank(
+                root, rank, self._port, self._generation, pipe, saves, lambda trace: prepare(trace, rank)
+            )
+
+        return [fork(work(rank)) for rank in range(RANKS)]
+
+
+@contextmanager
+def store_process() -> Iterator[Runs]:
+    """A process that serves a store, so that this one, which forks, has no threads."""
+
+    def serve(pipe: int) -> None:
+        store = torch.distributed.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=30), wait_for_workers=False)
+        _say(pipe, store.port)
+        signal.pause()
+
+    server = fork(serve)
+    try:
+        yield Runs(int(os.read(server.reading, 64)))
+    finally:
+        server.kill()
+        server.finish()
+
+
+def end(children: list[Child], killed: int | None, pause_seconds: float) -> list[int]:
+    """Wait for rank `killed`, or all; kill the others a moment later, as a launcher does; return the exit codes."""
+    if killed is not None:
+        # Its pipe is closed when it ends.
+        waited = select.select([children[killed].reading], [], [], _LONGEST_SECONDS)[0]
+        while waited and (data := os.read(children[killed].reading, 1 << 16)):
+            children[killed].rest += data
+            waited = select.select([children[killed].reading], [], [], _LONGEST_SECONDS)[0]
+        time.sleep(pause_seconds)
+        for child in children:
+            child.kill()
+    return [child.finish() for child in children]
+
+
+def judge(root: Path, children: list[Child], before: int, where: str) -> int:
+    """The step that is found; fails if an acknowledged one is lost or what is found was never saved."""
+    acknowledged = max([before, *(child.acknowledged for child in children)])
+    found = check_disk(root)
+    assert found >= acknowledged, f"{where}: step {acknowledged} was acknowledged, {found} found"
+    # One save in flight, and the one before it, whose outcome wasn't told yet.
+    assert found <= acknowledged + 2, f"{where}: step {acknowledged} was acknowledged, {found} found"
+    return found
+
+
+def prepare_first(runs: Runs, root: Path) -> int:
+    """A run of two chains' worth of saves, killed in the next one so that leftovers lie about."""
+    children = runs.start(root, 3)
+    assert end(children, None, 0) == [0, 0]
+    children = runs.start(root, 9, lambda trace, rank: arm(trace, POINTS["before_sync"], rank, _strike))
+    assert end(children, 1, 0) == [-signal.SIGKILL] * 2
+    assert check_disk(root) == 3
+    return 3
+
+
+def kill_at_points(root: Path, names: list[str]) -> dict[str, Any]:
+    """Each rank is killed at each point; what is left is right, and training goes on from it."""
+    kills = []
+    with store_process() as runs:
+        first = prepare_first(runs, root / "first")
+        for name in names or list(POINTS):
+            for rank in range(RANKS if POINTS[name].every_rank else 1):
+                copy = root / f"{name}-{rank}"
+                shutil.copytree(root / "first", copy)
+
+                def prepare(trace: Trace, this: int, name: str = name, rank: int = rank) -> None:
+                    if this == rank:
+                        arm(trace, POINTS[name], rank, _strike)
+
+                children = runs.start(copy, 9, prepare)
+                codes = end(children, rank, 0.01)
+                assert codes[rank] == -signal.SIGKILL, f"{name} never came on rank {rank}: {codes}"
+                found = judge(copy, children, first, f"{name} on rank {rank}")
+                children = runs.start(copy, 4)
+                assert end(children, None, 0) == [0, 0], f"after {name} on rank {rank}"
+                assert judge(copy, children, found, f"after {name} on rank {rank}") == found + 4
+                shutil.rmtree(copy)
+                kills.append(f"{name} on rank {rank}")
+    return {"kills": len(kills), "points": kills}
 
 
 def kill_before_operations(root: Path, stride: int) -> dict[str, Any]:
-    """The state on the disk is that before or after the interrupted save, for each operation that it meets."""
-    first = root / "first"
-    code, lines = finish(*fork(lambda pipe: train(first, pipe, 2, None)))
-    assert code == 0
-    copy = root / "count"
-    shutil.copytree(first, copy)
-    _, lines = finish(*fork(lambda pipe: train(copy, pipe, 3, None)))
-    operations = int(lines[-1].split()[1])
+    """Each rank is killed before each of the operations of a start and three saves."""
     kills, steps = 0, set()
-    for index in range(0, operations, stride):
-        shutil.rmtree(copy)
-        shutil.copytree(first, copy)
-        code, lines = finish(*fork(lambda pipe, k=index: train(copy, pipe, 3, k)))
-        # The ranks' operations interleave anew each time, so that the last ones may not come.
-        assert code in (0, -signal.SIGKILL)
-        kills += code == -signal.SIGKILL
-        acknowledged = max([2, *(int(line) for line in lines if line.isdecimal())])
-        found = check_disk(copy)
-        assert found >= acknowledged, f"operation {index}: step {acknowledged} was acknowledged, {found} found"
-        assert found <= acknowledged + 1
-        steps.add(found)
-    return {"kills": kills, "operations": operations, "steps": sorted(steps)}
+    with store_process() as runs:
+        first = prepare_first(runs, root / "first")
+        shutil.copytree(root / "first", root / "count")
+        children = runs.start(root / "count", 3)
+        assert end(children, None, 0) == [0, 0]
+        counts = [int(child.lines[-1].split()[1]) for child in children]
+        for rank in range(RANKS):
+            for index in range(0, counts[rank], stride):
+                copy = root / "copy"
+                shutil.copytree(root / "first", copy)
+
+                def prepare(trace: Trace, this: int, rank: int = rank, index: int = index) -> None:
+                    if this == rank:
+                        trace.act = kill_at(index)
+
+                children = runs.start(copy, 3, prepare)
+                assert end(children, rank, 0.002)[rank] == -signal.SIGKILL
+                kills += 1
+                steps.add(judge(copy, children, first, f"operation {index} of rank {rank}"))
+                shutil.rmtree(copy)
+    return {"kills": kills, "operations": counts, "steps": sorted(steps)}
 
 
-def kill_at_random(root: Path, count: int) -> dict[str, Any]:
-    """One run that is killed again and again goes on from the last acknowledged step or the one after."""
-    chosen = random.Random(0)
-    acknowledged, torn = 0, 0
-    for _ in range(count):
-        child, reading = fork(lambda pipe: train(root / "ck", pipe, 10_000, None))
-        # Any moment within the first saves: time is only how the place is drawn.
-        select.select([], [], [], 0.02 + 0.2 * chosen.random())
-        os.kill(child, signal.SIGKILL)
-        code, lines = finish(child, reading)
-        assert code == -signal.SIGKILL, "the trainer failed by itself"
-        acknowledged = max([acknowledged, *(int(line) for line in lines if line.isdecimal())])
-        found = check_disk(root / "ck")
-        assert acknowledged <= found <= acknowledged + 1, f"acknowledged {acknowledged}, found {found}"
-        acknowledged = found
-        torn += _has_orphans(root / "ck")
-    return {"kills": count, "steps": acknowledged, "kills_that_left_orphans": torn}
+def kill_at_random(root: Path, count: int, seed: int) -> dict[str, Any]:
+    """One run that is killed again and again goes on from the last acknowledged step or a later one."""
+    chance = random.Random(seed)
+    step, orphans = 0, 0
+    with store_process() as runs:
+        for kill in range(count):
+            children = runs.start(root / "ck", 10_000)
+            # Any moment within the first saves: time is only how the place is drawn.
+            select.select([], [], [], 0.03 + 0.25 * chance.random())
+            first = chance.randrange(RANKS)
+            children[first].kill()
+            codes = end(children, first, chance.choice([0.0, 0.0, 0.02, 0.1]) * chance.random())
+            assert codes == [-signal.SIGKILL] * RANKS, f"kill {kill}: a trainer failed by itself: {codes}"
+            step = judge(root / "ck", children, step, f"kill {kill}")
+            orphans += _has_orphans(root / "ck")
+    return {"kills": count, "steps": step, "kills_that_left_orphans": orphans}
 
 
 def kill_one_rank(root: Path) -> dict[str, Any]:
     """Rank 1 dies while it writes; rank 0's save fails after the timeout and the last checkpoint loads."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    children = [fork(lambda pipe, r=rank: train_rank(root / "ck", pipe, r, port)) for rank in range(2)]
-    results = [finish(*child) for child in children]
-    assert [code for code, _ in results] == [0, -signal.SIGKILL], results
-    return {"outcomes": results[0][1], "found": check_disk(root / "ck")}
+
+    def prepare(trace: Trace, rank: int) -> None:
+        if rank == 1:
+            arm(trace, POINTS["before_sync"], rank, _strike)
+
+    with store_process() as runs:
+        assert end(runs.start(root / "ck", 2), None, 0) == [0, 0]
+        CONFIG["vote_timeout_seconds"] = 1
+        children = runs.start(root / "ck", 1, prepare)
+        codes = [child.finish() for child in children]
+    assert codes == [0, -signal.SIGKILL], codes
+    return {"outcomes": children[0].lines[:-1], "found": check_disk(root / "ck")}
 
 
-def train_rank(root: Path, acknowledge: int, rank: int, port: int) -> None:
-    """One rank in a process of its own: a good save, then one in which rank 1 dies."""
-    layout = make_layout("row_wise", 2, TABLES)
-    store = torch.distributed.TCPStore("127.0.0.1", port, 2, rank == 0, timedelta(seconds=30))
-    shards = _blank_shards(root, layout, rank)
-    touched = TouchedRows([shard.region.rows for shard in shards])
-    trace = Trace()
-    engine = CheckpointEngine(
-        TracedStorage(root, trace),
-        layout=layout,
-        shards=shards,
-        touched=touched,
-        rank=rank,
-        ranks=2,
-        store=store,
-        config=CheckpointConfig(vote_timeout_seconds=30),
-        optimizer=OPTIMIZER,
-    )
-    for step in (0, 1):
-        engine._ballot._timeout_seconds = 30 if step == 0 else 1
-        if rank == 1 and step == 1:
-            trace.act = lambda index, operation, name: (
-                kill_at(index)(index, operation, name) if operation == "sync" else None
-            )
-        engine.save(step=step, cursor={}, dense={}, rank_state={}, extra={})
-        outcome = engine.wait()[-1]
-        os.write(acknowledge, f"{outcome.committed} {outcome.error}\n".encode())
-    # Rank 0 holds the store, so it ends last by itself: rank 1 is gone.
-
-
-def _blank_shards(root: Path, layout: Any, rank: int) -> list[LocalShard]:
-    truth = truth_of(0)
-    return [
-        LocalShard(
-            region=region,
-            weight=truth.weight[region.table][region.row_start : region.row_end].clone(),
-            state={"momentum1": truth.state[region.table]["momentum1"][region.row_start : region.row_end].clone()},
-        )
-        for region in layout.regions_of_rank(rank)
-    ]
+def _strike() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _has_orphans(root: Path) -> bool:
@@ -223,11 +333,13 @@ def _has_orphans(root: Path) -> bool:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    where, what = Path(sys.argv[1]), sys.argv[2]
-    if what == "operations":
-        result = kill_before_operations(where, int(sys.argv[3]))
+    where, what, words = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    if what == "points":
+        result = kill_at_points(where, words)
+    elif what == "operations":
+        result = kill_before_operations(where, int(words[0]))
     elif what == "random":
-        result = kill_at_random(where, int(sys.argv[3]))
+        result = kill_at_random(where, int(words[0]), int(words[1]))
     else:
         result = kill_one_rank(where)
     sys.stdout.write(json.dumps(result) + "\n")
