@@ -11,6 +11,7 @@ from dlrm_scale.data.loading.loader import TrainLoader
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.telemetry import StepClock
 from dlrm_scale.train.attribution.attribution import Attribution, IntervalWindow, RankTime, share_values
+from dlrm_scale.train.attribution.gpu_intervals import GpuIntervals
 from dlrm_scale.train.evaluate import gather_scores, true_rows
 from dlrm_scale.train.metrics.metrics import global_auc
 
@@ -33,16 +34,17 @@ class LogWindow:
         clock: of the main thread.
         loader: its waiting is told.
         config: batch size, and the norm that gradients are clipped to.
+        gpu: the clock's intervals on the GPU, if there is one; to be read before a window is closed.
 
     Attributes:
         steps: in this window so far.
         loss: mean of the last closed window; None before the first.
     """
 
-    def __init__(self, clock: StepClock, loader: TrainLoader, config: Config) -> None:
+    def __init__(self, clock: StepClock, loader: TrainLoader, config: Config, gpu: GpuIntervals | None = None) -> None:
         self._clock = clock
         self._loader = loader
-        self._intervals = IntervalWindow(clock)
+        self._intervals = IntervalWindow(clock, gpu)
         self.loss: float | None = None
         self._scored: deque[torch.Tensor] = deque(maxlen=max(1, _AUC_ROWS // config.data.batch_size))
         self._clip_norm = config.train.gradient_clip_norm
@@ -79,9 +81,10 @@ class LogWindow:
 
         Returns:
             `loss`, the mean over all ranks' rows; `auc` of the newest rows, on rank 0 alone; `samples_per_second`;
-            `data_wait_share` of this rank; `interval_seconds` of rank 0; with several ranks `slowest_rank` and
-            `compute_imbalance`, as in `Attribution`; where gradients are clipped `gradient_norm`, the mean norm of the
-            dense ones before that (None if it isn't finite), and `clipped_share` of the steps.
+            `data_wait_share` of this rank; `interval_seconds` of rank 0, on a GPU also its `gpu_seconds`; with several
+            ranks `slowest_rank` and `compute_imbalance`, as in `Attribution`; where gradients are clipped
+            `gradient_norm`, the mean norm of the dense ones before that (None if it isn't finite), and `clipped_share`
+            of the steps.
         """
         seconds = self._training_seconds() - self._training_seconds_before
         waited_seconds = self._loader.wait_seconds - self._wait_seconds_before
@@ -119,6 +122,8 @@ class LogWindow:
 def _time_values(times: tuple[RankTime, ...]) -> dict[str, object]:
     attribution = Attribution(times=times)
     values: dict[str, object] = {"interval_seconds": times[0].seconds}
+    if times[0].gpu_seconds:
+        values["gpu_seconds"] = times[0].gpu_seconds
     if len(times) > 1:
         values |= {"slowest_rank": attribution.slowest_rank, "compute_imbalance": attribution.compute_imbalance}
     return values

@@ -142,7 +142,7 @@ class TrainingLoop:
         self.step = self._saved_step = self.start_step
         self._judged_step = -1
         self._start_up_seconds = self.clock.restart()
-        self._window = LogWindow(self.clock, self.loader, self.config)
+        self._window = LogWindow(self.clock, self.loader, self.config, self.gpu)
         self._agreement = StepAgreement(self.ranks.rank, self.ranks.ranks, self.ranks.control_group)
         self._stopping = False
         self._watch = FiniteWatch()
@@ -203,9 +203,9 @@ class TrainingLoop:
     def _log(self) -> None:
         self._settle()
         with self.clock.interval("logging"):
-            values = self._window.close(self.ranks)
             if self.gpu is not None:
-                self.gpu.read()  # the loss has just been fetched, so nearly all events have passed
+                self.gpu.read()  # the newest loss was just waited for, so all events before it have passed
+            values = self._window.close(self.ranks)
             if self.report is None:
                 return
             factor = self._rate_factor(self.step - 1)

@@ -90,7 +90,8 @@ class RunReport:
         Args:
             event: `train`, `validation`, `checkpoint`, `start` or `end`.
             step: completed steps.
-            values: JSON-ready; None for undefined. `interval_seconds`, a mapping, gives one curve a key.
+            values: JSON-ready; None for undefined. `interval_seconds` and `gpu_seconds`, mappings,
+                give one curve a key.
         """
         line = json.dumps({"event": event, "step": step, **values}, allow_nan=False)
         with self._surviving():
@@ -129,7 +130,7 @@ class RunReport:
 
 def _numbers(values: Mapping[str, object]) -> Iterator[tuple[str, float]]:
     for name, value in values.items():
-        if isinstance(value, Mapping) and name == "interval_seconds":
+        if isinstance(value, Mapping) and name in ("interval_seconds", "gpu_seconds"):
             yield from ((f"{name}/{key}", number) for key, number in _numbers(value))
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield name, value

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.telemetry import INTERVALS, OTHER, StepClock
+from dlrm_scale.train.attribution.gpu_intervals import GpuIntervals
 
 __all__ = [
     "COMPUTE",
@@ -98,10 +99,13 @@ class IntervalWindow:
 
     Args:
         clock: what is looked at.
+        gpu: likewise, so far as it was read; None without a GPU. Its seconds, and no seconds of a main thread that only
+            queues work, tell which rank computes longest.
     """
 
-    def __init__(self, clock: StepClock) -> None:
+    def __init__(self, clock: StepClock, gpu: GpuIntervals | None = None) -> None:
         self._clock = clock
+        self._gpu = gpu
         self._before = self._now()
 
     def take(self) -> list[float]:
@@ -112,15 +116,22 @@ class IntervalWindow:
         return values
 
     def _now(self) -> list[float]:
-        seconds = self._clock.seconds
-        return [seconds.get(name, 0.0) for name in _WINDOW_NAMES] + [self._clock.busy_seconds["backward"]]
+        seconds, on_gpu = self._clock.seconds, {} if self._gpu is None else self._gpu.seconds
+        return [
+            *(seconds.get(name, 0.0) for name in _WINDOW_NAMES),
+            self._clock.busy_seconds["backward"],
+            *(on_gpu.get(name, 0.0) for name in _WINDOW_NAMES),
+        ]
 
     @staticmethod
     def rank_time(values: Sequence[float]) -> RankTime:
         """Name what `take` returned; intervals that didn't occur are left out."""
-        *intervals, busy = values
-        seconds = {name: value for name, value in zip(_WINDOW_NAMES, intervals, strict=True) if value > 0}
-        return RankTime(seconds=seconds, busy_backward_seconds=busy)
+        count = len(_WINDOW_NAMES)
+        seconds, gpu_seconds = (
+            {name: value for name, value in zip(_WINDOW_NAMES, part, strict=True) if value > 0}
+            for part in (values[:count], values[count + 1 :])
+        )
+        return RankTime(seconds=seconds, busy_backward_seconds=values[count], gpu_seconds=gpu_seconds)
 
 
 _WINDOW_NAMES = (*INTERVALS, OTHER)

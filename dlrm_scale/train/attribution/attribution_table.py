@@ -26,19 +26,25 @@ def attribution_lines(attribution: dict[str, Any]) -> list[str]:
     ranks = len(attribution["compute_seconds_per_rank"])
     table = [["main thread", "seconds", "share", *(["slowest rank", "imbalance"] if ranks > 1 else [])]]
     for name, entry in attribution["intervals"].items():
-        cells = [_EXPLAINED.get(name, name.replace("_", " ")), f"{entry['seconds']:.2f}", f"{entry['share']:.1%}"]
+        cells = [_name(name), f"{entry['seconds']:.2f}", f"{entry['share']:.1%}"]
         if ranks > 1:
             slowest = f"rank {entry['slowest_rank']}: {format_seconds(entry['slowest_rank_seconds'])}"
             cells += [slowest, f"{entry['imbalance']:.2f}"]
         table.append(cells)
     lines = _aligned(table)
-    hidden = attribution["hidden_seconds"]
-    if hidden:
-        parts = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in hidden.items())
-        lines.append(f"hidden in other threads: {parts}")
+    for where, seconds in (
+        ("on the GPU's own timeline", attribution["gpu_seconds"]),
+        ("hidden in other threads", attribution["hidden_seconds"]),
+    ):
+        if seconds:
+            lines.append(f"{where}: " + ", ".join(f"{_name(name)} {format_seconds(s)}" for name, s in seconds.items()))
     if ranks > 1:
         lines.append(_balance(attribution))
     return lines
+
+
+def _name(interval: str) -> str:
+    return _EXPLAINED.get(interval, interval.replace("_", " "))
 
 
 def _balance(attribution: dict[str, Any]) -> str:

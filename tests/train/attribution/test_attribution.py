@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,6 +108,25 @@ def test_windows_hold_what_came_since_the_last_one() -> None:
     spend("lookup", 4)
     now[0] += 8
     assert IntervalWindow.rank_time(window.take()).seconds == {"lookup": 4.0, OTHER: 8.0}
+
+
+def test_on_a_gpu_a_log_lines_slowest_rank_is_told_by_its_timeline() -> None:
+    """The main thread of the other rank spends more, but it only queues work."""
+    by_rank = []
+    for queueing, computing in ((1.0, 5.0), (2.0, 4.0)):
+        now = [0.0]
+        clock = StepClock(lambda now=now: now[0], lambda now=now: now[0])
+        gpu: Any = SimpleNamespace(seconds={"lookup": 100.0})
+        window = IntervalWindow(clock, gpu)
+        with clock.interval("lookup"):
+            now[0] += queueing
+        gpu.seconds = {"lookup": 100.0 + computing, "output_all_to_all": 1.0}
+        by_rank.append(IntervalWindow.rank_time(window.take()))
+    got = Attribution(times=tuple(by_rank)).as_dict()
+    assert got["compute_seconds_per_rank"] == [5.0, 4.0]
+    assert got["slowest_rank"] == 0
+    assert got["intervals"]["lookup"]["seconds"] == 1.5
+    assert "on the GPU's own timeline: lookup 4.50 s, output all-to-all 1.00 s" in attribution_lines(got)
 
 
 def _slow(function: Callable[..., Any], seconds: float) -> Callable[..., Any]:
