@@ -225,8 +225,23 @@ class TrainConfig(_Section):
 class CheckpointConfig(_Section):
     """Incremental checkpoints: one baseline, then deltas of the touched rows."""
 
+    interval: Literal["steps", "seconds", "auto"] = "steps"
+    """When checkpoints are due, besides those at the end, on a signal and of a best validation. steps: every
+    `every_steps`. seconds: every `every_seconds`. auto: as often as `overhead_budget` allows by what saving turns out
+    to cost, and at least as often as `recovery_point_seconds` asks for. Training doesn't depend on it."""
     every_steps: NonNegative = 500
-    """Steps between checkpoints; 0: only at the end and on a signal."""
+    """Steps between checkpoints; 0: only at the end and on a signal. auto begins with it (with 100 in place of 0)."""
+    every_seconds: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds between the beginnings of two checkpoints, by rank 0's clock; longer where writing one takes longer."""
+    overhead_budget: Annotated[float, Field(gt=0, le=1)] = 0.035
+    """auto: share of the training time that stalls and slower steps while writing may take; CheckFreq's is 3.5 %."""
+    recovery_point_seconds: Annotated[float, Field(gt=0)] = 1800.0
+    """auto: most seconds of training that a crash may cost; goes before the budget, and the run says so. What can't be
+    written in less time isn't."""
+    staging_memory: str = "auto"
+    """Host memory a rank for the copy of rows that a checkpoint begins with, as in 4GiB, allocated at the start; auto:
+    what all rows take, up to half of the memory that is left. Where rows don't fit, training waits until they are
+    written, and the run says so with the numbers; 0 copies nothing."""
     path: str = ""
     """Where checkpoints go: empty for `checkpoints/` in the run's folder, another folder that all ranks share, or the
     URL of an object store, as s3://bucket/run. Credentials come from the environment and fsspec's configuration."""

@@ -87,6 +87,10 @@ class StepClock:
         self._since = now
         return dict(self._seconds)
 
+    def seconds_of(self, *names: str) -> float:
+        """Seconds of these intervals together, as far as they have ended; cheaper than `seconds`."""
+        return sum(self._seconds.get(name, 0.0) for name in names)
+
     def interval(self, name: str) -> AbstractContextManager[None]:
         """Charge the time inside the `with` block to `name`, but for inner intervals; also when it ends in an error."""
         interval = self._intervals.get(name)

@@ -87,6 +87,8 @@ class Vote(_Message):
     files: tuple[FileRecord, ...] = ()
     tables: tuple[TableRecord, ...] = ()
     """Schemas of the tables that the rank holds a part of."""
+    unstaged_bytes: int = 0
+    """What the rank wrote while training waited, for want of staging memory."""
 
 
 class ChainState(_Message):
@@ -112,6 +114,8 @@ class Outcome(_Message):
     committed: bool
     size_bytes: int = 0
     rows: int = 0
+    unstaged_bytes: tuple[int, ...] = ()
+    """Of each rank's vote."""
     error: str | None = None
     fenced: bool = False
     """Another trainer has started in the same folder; this one may never commit again."""
@@ -180,6 +184,13 @@ class Ballot:
         """A wait for a rank that ends once its progress stands still for the timeout."""
         key = self._progress_key(rank)
         return _Patience(lambda: self._store.add(key, 0), self._now, timeout_seconds)
+
+    def meet(self, attempt: int) -> None:
+        """Wait until every rank is here in this save, or stands still for a timeout: then the vote will say so."""
+        self._store.set(self._here_key(attempt, self._rank), "")
+        for rank in range(self._ranks):
+            self._await(self._here_key(attempt, rank), self.patience(rank, self._timeout_seconds))
+        self._store.delete_key(self._here_key(attempt - 2, self._rank))
 
     def announce_start(self, message: dict[str, Any]) -> None:
         """Rank 0: tell the others the start's number and state, or an error."""
@@ -266,6 +277,9 @@ class Ballot:
 
     def _vote_key(self, attempt: int, rank: int) -> str:
         return f"{self._prefix}/vote/{attempt}/{rank}"
+
+    def _here_key(self, attempt: int, rank: int) -> str:
+        return f"{self._prefix}/here/{attempt}/{rank}"
 
     def _outcome_key(self, attempt: int) -> str:
         return f"{self._prefix}/outcome/{attempt}"

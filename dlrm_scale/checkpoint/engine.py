@@ -17,14 +17,13 @@ from dlrm_scale.checkpoint.persist import PersistResult, PersistThread, SaveRequ
 from dlrm_scale.checkpoint.policy import holds_all_since_baseline, next_kind
 from dlrm_scale.checkpoint.resumed_rows import mark_rows_of_deltas
 from dlrm_scale.checkpoint.snapshot import (
-    STAGING_LIMIT_BYTES,
-    HostStaging,
     ShardSnapshot,
     check_regions,
     choose_rows,
-    snapshot_bytes,
+    staging_bytes,
     table_records,
 )
+from dlrm_scale.checkpoint.staging import HostCopies, HostStaging
 from dlrm_scale.checkpoint.storage import Location, open_storage
 from dlrm_scale.config import CheckpointConfig
 from dlrm_scale.errors import CheckpointError
@@ -48,8 +47,8 @@ class SaveOutcome:
         rows: table rows in it; a row cut into columns counts once.
         stall_seconds: how long `save` held up this rank's training, waiting for the save before included.
         persist_seconds: in the background, to the outcome.
-        staged: whether the rows were copied and written in the background; without room for the copy they are written
-            within the stall.
+        unstaged_bytes: by rank, what it had no staging memory for and wrote within the stall; 0 where the rows were
+            copied and written in the background. Empty if rank 0 didn't say.
         error: why it isn't committed.
         warning: what went wrong after the commit.
         not_finite: it isn't committed because a value is NaN or infinite; no later save will do better.
@@ -64,7 +63,7 @@ class SaveOutcome:
     rows: int
     stall_seconds: float
     persist_seconds: float
-    staged: bool
+    unstaged_bytes: tuple[int, ...] = ()
     error: str | None = None
     warning: str | None = None
     not_finite: bool = False
@@ -75,7 +74,6 @@ class _Flight:
     thread: PersistThread
     key: SaveKey
     stall_seconds: float
-    staged: bool
 
 
 class CheckpointEngine:
@@ -96,7 +94,9 @@ class CheckpointEngine:
         lossy_restores: of the run so far, those of the run before where its weights were taken from included; see
             `lossy`.
         pinned: manifests of checkpoints that are kept when old ones are removed; see `pin`.
-        staging_limit_bytes: host memory for a copy of the rows; a larger save is written within the stall.
+        staging: host memory for a copy of the rows; a larger save is written within the stall.
+        staging_is_short: on some rank it doesn't hold all rows. Then every rank waits for all at the end of a save, as
+            long as they move on: who goes on into a collective would wait there for a rank that writes, and give up.
 
     Raises:
         CheckpointError: the folder can't be used, on every rank; or a delta of `resumed_from` can't be read.
@@ -118,7 +118,8 @@ class CheckpointEngine:
         resumed_from: Chain | None = None,
         lossy_restores: int = 0,
         pinned: Collection[str] = (),
-        staging_limit_bytes: int = STAGING_LIMIT_BYTES,
+        staging: HostStaging,
+        staging_is_short: bool = False,
     ) -> None:
         if store is None:
             if ranks != 1:
@@ -156,8 +157,9 @@ class CheckpointEngine:
             keep_baselines=config.keep_baselines,
             pinned=frozenset(pinned),
         )
-        self._staging = HostStaging()
-        self._staging_limit_bytes = staging_limit_bytes
+        self._staging = staging
+        self._staging_is_short = staging_is_short
+        self._dense_copies, self._rank_state_copies = HostCopies(), HostCopies()
         if holds_all_since_baseline(config.policy):
             touched.keep_since_baseline()
             if resumed_from is not None and not start.chain.needs_baseline:
@@ -175,6 +177,11 @@ class CheckpointEngine:
     def next_kind(self) -> str:
         """What the next save will be, `baseline` or `delta`, if the one in flight succeeds."""
         return next_kind(self._config.policy, self._chain, self._config.baseline_ratio)
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save is in flight; one that has ended counts until it is taken in."""
+        return self._flight is not None
 
     def save(
         self,
@@ -221,7 +228,7 @@ class CheckpointEngine:
         )
         self._next_seq += 1
         vote: Vote | None = None
-        staged = False
+        unstaged_bytes = 0
         snapshots: list[ShardSnapshot] = []
         host_dense: dict[str, torch.Tensor] = {}
         host_rank_state: dict[str, torch.Tensor] = {}
@@ -231,29 +238,35 @@ class CheckpointEngine:
                 rows = self._touched.since_baseline()
             snapshots = choose_rows(self._layout, self._shards, None if key.kind == "baseline" else rows, self._rank)
             del rows
-            staged = snapshot_bytes(snapshots) <= self._staging_limit_bytes
-            if staged:
-                self._staging.reserve(sum(snapshot.staging_bytes for snapshot in snapshots))
+            needed_bytes = staging_bytes(snapshots)
+            if needed_bytes <= self._staging.size_bytes:
+                self._staging.begin()
                 snapshots = [snapshot.copy_to(self._staging) for snapshot in snapshots]
-            host_rank_state = _host_copies(rank_state)
-            host_dense = _host_copies(dense) if self._rank == 0 else {}
+                self._staging.settle()
+            else:
+                unstaged_bytes = needed_bytes
+            host_rank_state = self._rank_state_copies.of(rank_state)
+            host_dense = self._dense_copies.of(dense) if self._rank == 0 else {}
         except Exception as error:
             vote = Vote(save=key, rank=self._rank, error=f"{type(error).__name__}: {error}")
         request = SaveRequest(
             key=key,
             snapshots=snapshots,
+            unstaged_bytes=unstaged_bytes,
             dense=host_dense,
             rank_state=host_rank_state,
             rows_consumed=rows_consumed,
             cursor=json.loads(json.dumps(dict(cursor))),
             extra=json.loads(json.dumps(dict(extra))),
         )
-        if vote is None and not staged:
+        if vote is None and unstaged_bytes:
             vote = self._writer.write(request)
         self._ballot.progress()
+        if self._staging_is_short:
+            self._ballot.meet(key.attempt)
         thread = PersistThread(self._writer, request, self._chain, vote)
         thread.start()
-        self._flight = _Flight(thread=thread, key=key, stall_seconds=time.perf_counter() - began, staged=staged)
+        self._flight = _Flight(thread=thread, key=key, stall_seconds=time.perf_counter() - began)
         return manifest_name(key.seq, self._start)
 
     def pin(self, names: Collection[str]) -> None:
@@ -328,7 +341,7 @@ class CheckpointEngine:
             rows=result.outcome.rows if result.outcome else 0,
             stall_seconds=flight.stall_seconds,
             persist_seconds=result.persist_seconds,
-            staged=flight.staged,
+            unstaged_bytes=result.outcome.unstaged_bytes if result.outcome else (),
             error=None if committed else result.error,
             warning=result.warning,
             not_finite=result.outcome is not None and result.outcome.not_finite,
@@ -364,7 +377,3 @@ def _join(thread: PersistThread, ballot: Ballot, hang_seconds: float) -> bool:
             return False
         thread.join(left)
     return True
-
-
-def _host_copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}

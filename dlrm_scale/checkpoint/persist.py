@@ -52,6 +52,7 @@ class SaveRequest:
     Attributes:
         key: what all ranks must agree on.
         snapshots: rows of this rank.
+        unstaged_bytes: what had no staging memory, so that it is written within the stall; 0 if all had.
         dense: dense tensors in host memory; of rank 0 only.
         rank_state: this rank's own tensors in host memory.
         rows_consumed: rows of training data used so far, if the caller says.
@@ -61,6 +62,7 @@ class SaveRequest:
 
     key: SaveKey
     snapshots: Sequence[ShardSnapshot]
+    unstaged_bytes: int = 0
     dense: Mapping[str, torch.Tensor]
     rank_state: Mapping[str, torch.Tensor]
     rows_consumed: int | None
@@ -129,7 +131,13 @@ class SaveWriter:
         except Exception as error:
             not_finite = isinstance(error, NotFiniteError)
             return Vote(save=request.key, rank=self.rank, error=_describe(error), not_finite=not_finite)
-        return Vote(save=request.key, rank=self.rank, files=tuple(files), tables=tuple(self.tables))
+        return Vote(
+            save=request.key,
+            rank=self.rank,
+            files=tuple(files),
+            tables=tuple(self.tables),
+            unstaged_bytes=request.unstaged_bytes,
+        )
 
     def agree(self, request: SaveRequest, vote: Vote, chain: ChainState) -> tuple[Outcome | None, str | None]:
         """Vote, and on rank 0 commit; then read the outcome.
@@ -175,6 +183,7 @@ class SaveWriter:
             committed=True,
             size_bytes=manifest.size_bytes,
             rows=manifest.table_rows_written,
+            unstaged_bytes=tuple(vote.unstaged_bytes for vote in votes),
             chain=chain_after(chain, manifest, digest),
         )
 

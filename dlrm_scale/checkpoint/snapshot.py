@@ -1,6 +1,6 @@
 """What a save writes of this rank's tables, frozen in host memory: the only part of a save that stalls training.
 
-A snapshot larger than the staging limit is not copied. It is written straight from the live tensors, block by block,
+A snapshot larger than the staging memory is not copied. It is written straight from the live tensors, block by block,
 before training goes on: a longer stall instead of a second copy of the tables.
 """
 
@@ -14,18 +14,15 @@ from dlrm_scale.checkpoint.finite_values import finite_blocks
 from dlrm_scale.checkpoint.format import BLOCK_BYTES, DTYPE_NAMES, TensorSource, WrittenFile
 from dlrm_scale.checkpoint.manifest import EntryRecord, StateRecord, TableRecord
 from dlrm_scale.checkpoint.quantize import encoded_source, lossy_rows
+from dlrm_scale.checkpoint.staging import HostStaging, padded_bytes
 from dlrm_scale.layout import LocalShard, ShardLayout, ShardRegion
-from dlrm_scale.units import MIB
 
 __all__ = [
     "DENSE_TOUCH_SHARE",
-    "STAGING_LIMIT_BYTES",
-    "HostStaging",
     "ShardSnapshot",
     "check_regions",
     "choose_rows",
-    "padded_bytes",
-    "snapshot_bytes",
+    "staging_bytes",
     "state_records",
     "table_records",
 ]
@@ -33,34 +30,8 @@ __all__ = [
 DENSE_TOUCH_SHARE = 0.9
 """A shard touched in more than this share of its rows is written whole, without ids."""
 
-STAGING_LIMIT_BYTES = 512 * MIB
-"""Host memory that a rank uses for a snapshot at most."""
-
-_ALIGNMENT_BYTES = 64
 _MAP_BLOCK_ROWS = 1 << 20
 """Rows of a map that are turned into ids at a time; 2**18 takes a third longer, 2**22 a fifth less (20 M rows, CPU)."""
-
-
-class HostStaging:
-    """One growing block of host memory, used again by every snapshot: fresh pages cost more than the copy."""
-
-    def __init__(self) -> None:
-        self._memory = torch.empty(0, dtype=torch.uint8)
-        self._used = 0
-
-    def reserve(self, size_bytes: int) -> None:
-        """Start over with room for `size_bytes` in all; earlier views become invalid."""
-        self._used = 0
-        if self._memory.numel() < size_bytes:
-            self._memory = torch.empty(0, dtype=torch.uint8)
-            self._memory = torch.empty(size_bytes, dtype=torch.uint8)
-
-    def take(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A contiguous tensor in the reserved memory; its values are whatever lay there."""
-        size = padded_bytes(shape, dtype)
-        view = self._memory[self._used : self._used + size]
-        self._used += size
-        return view.view(dtype)[: _elements(shape)].reshape(list(shape))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,14 +71,14 @@ class ShardSnapshot:
         return sum(padded_bytes((self.rows, *live.shape[1:]), live.dtype) for live in live_tensors)
 
     def copy_to(self, staging: HostStaging) -> "ShardSnapshot":
-        """Copy the rows and their state to host memory; after this training may change them."""
+        """Copy the rows and their state to host memory; once `staging.settle` returns training may change them."""
         copies = {}
         for name, live in _live_tensors(self.shard).items():
             target = staging.take((self.rows, *live.shape[1:]), live.dtype)
             if self.ids_local is None:
-                target.copy_(live)
+                staging.fill(target, live)
             else:
-                _gather(live, self.ids_local, target, self.block_rows)
+                _gather(live, self.ids_local, target, self.block_rows, staging)
             copies[name] = target
         return ShardSnapshot(shard=self.shard, ids_local=self.ids_local, table_rows=self.table_rows, tensors=copies)
 
@@ -234,16 +205,9 @@ def choose_rows(
     return chosen
 
 
-def snapshot_bytes(chosen: Sequence[ShardSnapshot]) -> int:
-    """Host memory that staged copies of these rows and their state take, row ids included."""
-    ids_bytes = sum(snapshot.ids_local.nbytes for snapshot in chosen if snapshot.ids_local is not None)
-    return ids_bytes + sum(snapshot.staging_bytes for snapshot in chosen)
-
-
-def padded_bytes(shape: Sequence[int], dtype: torch.dtype) -> int:
-    """Bytes of a tensor, rounded up so that the next one is aligned."""
-    size = _elements(shape) * dtype.itemsize
-    return -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+def staging_bytes(chosen: Sequence[ShardSnapshot]) -> int:
+    """Staging memory that copies of these rows and their state take; their ids are held besides."""
+    return sum(snapshot.staging_bytes for snapshot in chosen)
 
 
 def state_records(shard: LocalShard) -> dict[str, StateRecord]:
@@ -307,17 +271,10 @@ def _live_tensors(shard: LocalShard) -> dict[str, torch.Tensor]:
     return {"weight": shard.weight.detach(), **{name: state.detach() for name, state in shard.state.items()}}
 
 
-def _gather(live: torch.Tensor, ids: torch.Tensor, target: torch.Tensor, block_rows: int) -> None:
+def _gather(live: torch.Tensor, ids: torch.Tensor, target: torch.Tensor, block_rows: int, staging: HostStaging) -> None:
     if live.device.type == "cpu":
         torch.index_select(live, 0, ids, out=target)
         return
     for start in range(0, len(ids), block_rows):
         part = ids[start : start + block_rows].to(live.device)
-        target[start : start + block_rows].copy_(live.index_select(0, part))
-
-
-def _elements(shape: Sequence[int]) -> int:
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count
+        staging.fill(target[start : start + block_rows], live.index_select(0, part))

@@ -21,7 +21,7 @@ class TableMemory:
         optimizer_state: of all tables.
         replicas: weights of data-parallel tables.
         replica_gradients: what a step needs for them besides.
-        touched_rows: the maps of rows that changed; two while a checkpoint is written.
+        touched_rows: one map of the rows that changed.
         largest_table: the table with most bytes here, or "".
     """
 
@@ -53,7 +53,7 @@ def table_memory(layout: ShardLayout, rank: int, optimizer: str) -> TableMemory:
         optimizer_state=sum(state_bytes(r.rows, r.columns, optimizer) for r in regions),
         replicas=replicas,
         replica_gradients=_REPLICA_COPIES * replicas,
-        touched_rows=2 * sum(r.rows for r in regions),
+        touched_rows=sum(r.rows for r in regions),
         largest_table=max(by_table, key=lambda name: by_table[name], default=""),
     )
 

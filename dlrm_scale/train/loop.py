@@ -2,33 +2,30 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import torch
 
 from dlrm_scale.batch import Batch
-from dlrm_scale.checkpoint import CheckpointEngine, SaveOutcome
+from dlrm_scale.checkpoint import SaveOutcome
 from dlrm_scale.config import Config
 from dlrm_scale.data.loading.loader import TrainLoader
-from dlrm_scale.errors import CheckpointError, TrainingError
+from dlrm_scale.errors import TrainingError
 from dlrm_scale.sharding.pipeline import TrainPipeline
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.sharding.shard import ShardedModel
 from dlrm_scale.telemetry import StepClock
-from dlrm_scale.touched_rows import TouchedRows
 from dlrm_scale.train.agreement import StepAgreement, Verdict
 from dlrm_scale.train.attribution.attribution import RankTime
 from dlrm_scale.train.attribution.gpu_intervals import GpuIntervals
 from dlrm_scale.train.attribution.profile import StepProfiler
-from dlrm_scale.train.best_checkpoint import BestKeeper
 from dlrm_scale.train.finite import FiniteWatch
 from dlrm_scale.train.finite_cause import FiniteCause
 from dlrm_scale.train.log_window import LogWindow, idle_seconds
 from dlrm_scale.train.metrics.collapse import collapse_warning
 from dlrm_scale.train.metrics.metrics import ClickMetrics
-from dlrm_scale.train.random_state import capture_random_state
 from dlrm_scale.train.report import RunReport
+from dlrm_scale.train.run_saver import RunSaver
 from dlrm_scale.train.schedule import multiplier
 from dlrm_scale.train.stop import StopRequest
 
@@ -47,6 +44,7 @@ class LoopEnd:
         data_wait_seconds: of it, waiting for batches on this rank.
         checkpoint_seconds: of it, stalled by checkpoints on this rank.
         outcomes: of every checkpoint tried.
+        checkpoints: what they cost; see `Cadence.summary`.
         final_loss: mean loss of the last log window.
     """
 
@@ -57,6 +55,7 @@ class LoopEnd:
     data_wait_seconds: float
     checkpoint_seconds: float
     outcomes: list[SaveOutcome]
+    checkpoints: dict[str, object]
     final_loss: float | None
 
 
@@ -72,9 +71,7 @@ class TrainingLoop:
         start_step: completed steps before this start.
         rows_before: training rows before this start.
         cursor: data position of the last applied step, or None before the first.
-        record: JSON-ready values that every checkpoint of the run carries.
-        best: on rank 0 decides which checkpoint is the best.
-        saved_as: manifest of the checkpoint of `start_step`, or "".
+        saver: of the run's checkpoints.
         validate: evaluates on the given number of rows (0: all) without disturbing training; None when a signal
             ended it.
         report: on rank 0.
@@ -83,10 +80,8 @@ class TrainingLoop:
     config: Config
     ranks: Ranks
     sharded: ShardedModel
-    touched: TouchedRows
     loader: TrainLoader
     pipeline: TrainPipeline
-    engine: CheckpointEngine
     stop: StopRequest
     cause: FiniteCause
     validate: Callable[[int], ClickMetrics | None]
@@ -97,9 +92,7 @@ class TrainingLoop:
     start_step: int
     rows_before: int
     cursor: Mapping[str, object] | None
-    record: Mapping[str, object]
-    best: BestKeeper
-    saved_as: str
+    saver: RunSaver
 
     def run(self) -> LoopEnd:
         """Train until the epochs or `train.max_steps` are over, or a rank is asked to stop.
@@ -124,7 +117,11 @@ class TrainingLoop:
             with self.clock.interval("logging"):
                 self._note(batch, row_loss_sum, logits)
             with self.clock.interval("agreement"):
-                verdict = self._agreement.exchange(stop=self._wants_to_stop(), nonfinite_step=self._nonfinite_step)
+                verdict = self._agreement.exchange(
+                    stop=self._wants_to_stop(),
+                    nonfinite_step=self._nonfinite_step,
+                    save=self.saver.wishes(self.step),
+                )
             self._obey(verdict)
             if self.profiler.after(self.step):
                 self._tell_of_profiles()
@@ -132,14 +129,13 @@ class TrainingLoop:
                 self._log()
             if self._due(self.config.train.validate_every_steps):
                 self._validate()
-            if self._due(self.config.checkpoint.every_steps) and self.step != self._saved_step:
+            if self.saver.is_due(self.step):
                 self._save()
-            with self.clock.interval("checkpoint"):
-                self._report_saves(self.engine.poll())
+            self.saver.poll()
         return self._end()
 
     def _begin(self) -> None:
-        self.step = self._saved_step = self.start_step
+        self.step = self.start_step
         self._judged_step = -1
         self._start_up_seconds = self.clock.restart()
         self._window = LogWindow(self.clock, self.loader, self.config, self.gpu)
@@ -147,11 +143,8 @@ class TrainingLoop:
         self._stopping = False
         self._watch = FiniteWatch()
         self._nonfinite_step: int | None = None
-        self._save_failed = False
-        self._spoiled: SaveOutcome | None = None
         self._rows = 0
-        self._outcomes: list[SaveOutcome] = []
-        self.touched.enabled = True
+        self.saver.begin()
 
     def _at_limit(self) -> bool:
         return bool(self.config.train.max_steps) and self.step >= self.config.train.max_steps
@@ -171,6 +164,7 @@ class TrainingLoop:
 
     def _note(self, batch: Batch, row_loss_sum: torch.Tensor, logits: torch.Tensor) -> None:
         self._rows += batch.rows_global
+        self.saver.stepped()
         self._window.note(batch, row_loss_sum, logits, self.sharded.gradient_norm)
         self._nonfinite_step = self._watch.note(self.step, row_loss_sum)
         if self.report is not None:
@@ -186,6 +180,8 @@ class TrainingLoop:
                 "here again, continue from an older one with --resume STEP (`checkpoint ls` lists them)",
             )
         self._stopping = self._stopping or verdict.stop
+        if verdict.save:
+            self.saver.want()
 
     def _settle(self) -> None:
         """Know of every step so far that its loss is finite, on all ranks: nothing else is logged or committed."""
@@ -196,9 +192,7 @@ class TrainingLoop:
         self._obey(verdict)
 
     def _wants_to_stop(self) -> bool:
-        # a failed save under checkpoint.on_failure = stop ends the run on all ranks after the same step
-        failed = self._save_failed and self.config.checkpoint.on_failure == "stop"
-        return self.stop.requested or failed or self._spoiled is not None
+        return self.stop.requested or self.saver.wants_to_stop
 
     def _log(self) -> None:
         self._settle()
@@ -255,77 +249,17 @@ class TrainingLoop:
         """Keep the checkpoint of this step if no validation was better; rank 0's word counts."""
         self._judged_step = self.step
         with self.clock.interval("agreement"):
-            improved = self.ranks.broadcast_object(self.best.improved_by(metrics, self.step))
+            improved = self.ranks.broadcast_object(self.saver.best.improved_by(metrics, self.step))
         if not improved:
             return
-        if self.step != self._saved_step:
+        if self.step != self.saver.saved_step:
             self._save()
         if self.ranks.rank == 0:
-            self._settle_best(lambda: self.best.named(self.saved_as))
-            self.engine.pin(self.best.pinned)
-
-    def _settle_best(self, settle: Callable[[], bool]) -> None:
-        try:
-            settled = settle()
-        except OSError as error:
-            settled = True
-            if self.report is not None:
-                self.report.say(f"warning: the best checkpoint isn't written down: {error}")
-        best = self.best.best
-        if settled and best is not None:
-            self.engine.pin(self.best.pinned)
-            if self.report is not None:
-                self.report.record("best", best.step, best.as_dict())
-                self.report.say(f"best checkpoint so far: step {best.step}, {best.metric} {best.value:.5f}")
+            self.saver.keep_best()
 
     def _save(self) -> None:
         self._settle()
-        with self.clock.interval("checkpoint"):
-            self.sharded.union_replicated(self.touched)
-            self.saved_as = self.engine.save(
-                step=self.step,
-                cursor=dict(self.cursor or {}),
-                dense=self.sharded.dense_state(),
-                rank_state=capture_random_state(),
-                extra={
-                    **self.record,
-                    "best": self.best.record,
-                    "table_iterations": self.sharded.table_iterations(),
-                },
-                rows_consumed=self.rows_before + self._rows,
-            )
-        self._saved_step = self.step
-
-    def _report_saves(self, outcomes: list[SaveOutcome]) -> None:
-        for outcome in outcomes:
-            self._outcomes.append(outcome)
-            if self.ranks.rank == 0:
-                self._settle_best(partial(self.best.note, outcome))
-            self._save_failed = self._save_failed or not outcome.committed
-            if outcome.not_finite:
-                self._spoiled = self._spoiled or outcome
-            if self.report is None:
-                continue
-            self.report.record(
-                "checkpoint",
-                outcome.step,
-                {
-                    "kind": outcome.kind,
-                    "committed": outcome.committed,
-                    "bytes": outcome.bytes,
-                    "stall_seconds": outcome.stall_seconds,
-                    "persist_seconds": outcome.persist_seconds,
-                    "error": outcome.error,
-                    "warning": outcome.warning,
-                },
-            )
-            if outcome.warning:
-                self.report.say(f"warning: checkpoint of step {outcome.step}: {outcome.warning}")
-            if not outcome.committed:
-                self.report.say(
-                    f"warning: checkpoint of step {outcome.step} failed: {outcome.error}; "
-                    "its rows stay marked for the next one"
-                )
+        self.saver.save(self.step, self.cursor, self.rows_before + self._rows)
 
     def _tell_of_profiles(self) -> None:
         for note in self.profiler.take_notes():
@@ -342,7 +276,7 @@ class TrainingLoop:
             hidden_seconds={
                 "fetch": self.loader.fetch_seconds,
                 "prep": self.loader.prep_seconds,
-                "persist": sum(outcome.persist_seconds for outcome in self._outcomes),
+                "persist": sum(outcome.persist_seconds for outcome in self.saver.outcomes),
             },
             gpu_seconds=dict(self.gpu.seconds) if self.gpu is not None else {},
             start_up_seconds=self._start_up_seconds,
@@ -354,18 +288,14 @@ class TrainingLoop:
         self._tell_of_profiles()
         if self._window.steps:
             self._log()
-        with self.clock.interval("checkpoint"):
-            outcomes = self.engine.wait()
-        self._report_saves(outcomes)
-        self._require_finite_values()
-        if self.step != self._saved_step or self._saved_nothing():
+        self.saver.wait()
+        self.saver.require_finite_values()
+        if self.step != self.saver.saved_step or self._saved_nothing():
             self._save()
-        with self.clock.interval("checkpoint"):
-            outcomes = self.engine.wait()
-        self._report_saves(outcomes)
-        self.touched.enabled = False
-        self._require_finite_values()
-        self._require_last_save()
+        self.saver.wait()
+        self.saver.touched.enabled = False
+        self.saver.require_finite_values()
+        self.saver.require_last()
         return LoopEnd(
             state="stopped" if self._stopping else "finished",
             step=self.step,
@@ -373,26 +303,10 @@ class TrainingLoop:
             seconds=self.clock.elapsed() - idle_seconds(self.clock),
             data_wait_seconds=self.loader.wait_seconds,
             checkpoint_seconds=self.clock.seconds.get("checkpoint", 0.0),
-            outcomes=self._outcomes,
+            outcomes=self.saver.outcomes,
+            checkpoints=self.saver.cadence.summary(),
             final_loss=self._window.loss,
         )
-
-    def _require_finite_values(self) -> None:
-        """Weights that were refused once won't become finite again; all ranks have heard of it alike."""
-        if self._spoiled is not None:
-            raise TrainingError(
-                f"the checkpoint of step {self._spoiled.step} is refused, the model is spoiled: {self._spoiled.error}",
-                remedy="lower the learning rates and continue from the checkpoint before it with --resume auto",
-            )
-
-    def _require_last_save(self) -> None:
-        """A run may go on without a checkpoint, but it must not end well without its last one."""
-        last = self._outcomes[-1] if self._outcomes else None
-        if last is not None and not last.committed:
-            raise CheckpointError(
-                f"the last checkpoint, of step {last.step}, is not saved: {last.error}",
-                remedy="mend what the message names, then continue from the checkpoint before it with --resume auto",
-            )
 
     def _saved_nothing(self) -> bool:
         """A run that ends before its first step still leaves a checkpoint to resume from."""

@@ -29,6 +29,7 @@ from dlrm_scale.models.tables import check_model
 from dlrm_scale.recipes import checkpoint_location, find_checkpoints, load_config, read_overrides, write_config
 from dlrm_scale.recipes.load import differing
 from dlrm_scale.sharding.rules import check_sharding
+from dlrm_scale.train.memory.staging_plan import staging_memory_bytes
 from dlrm_scale.train.tf32 import check_tf32
 from dlrm_scale.train.warm_start import WarmStart, check_same_model
 
@@ -263,6 +264,7 @@ def check_config(config: Config) -> None:
     check_sharding(config)
     check_expected_restores(config.checkpoint)
     check_tf32(config, config.train.device)
+    staging_memory_bytes(config.checkpoint)
 
 
 def _continue(

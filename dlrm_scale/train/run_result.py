@@ -34,6 +34,7 @@ class RunResult:
         delta_bytes: mean bytes of the committed deltas, or None.
         checkpoints_committed: of this start.
         checkpoints_failed: of this start.
+        checkpoints: what they hold and cost, on rank 0; see `Cadence.summary`.
         peak_memory_bytes: largest resident host memory of a rank's process, over ranks.
         restore: what the restore at its beginning took, see `RestoreReport`; None without one.
         best: the best checkpoint of the run as in best.json; None where no validation has told one.
@@ -57,6 +58,7 @@ class RunResult:
     delta_bytes: float | None
     checkpoints_committed: int
     checkpoints_failed: int
+    checkpoints: dict[str, object]
     peak_memory_bytes: int
     restore: dict[str, object] | None = None
     best: dict[str, object] | None = None
@@ -96,6 +98,7 @@ def make_result(
         delta_bytes=sum(deltas) / len(deltas) if deltas else None,
         checkpoints_committed=len(committed),
         checkpoints_failed=len(end.outcomes) - len(committed),
+        checkpoints=end.checkpoints,
         peak_memory_bytes=_peak_memory_bytes(ranks),
         attribution=Attribution(times=_times_of_ranks(time, ranks)).as_dict(),
     )

@@ -1,6 +1,7 @@
 """The table at the end of a run."""
 
 from dlrm_scale.train.attribution.attribution_table import attribution_lines
+from dlrm_scale.train.checkpoint_rows import checkpoint_rows
 from dlrm_scale.train.memory.memory_use import memory_rows
 from dlrm_scale.train.metrics.collapse import collapse_warning
 from dlrm_scale.train.run_result import RunResult
@@ -49,7 +50,7 @@ def summary_table(result: RunResult, run_path: str) -> str:
         ("samples/s", format_count(result.samples_per_second)),
         ("waiting for data", f"{result.data_wait_share:.2%} of the time"),
         ("stalled by checkpoints", f"{result.checkpoint_stall_share:.2%} of the time"),
-        ("checkpoints", f"{result.checkpoints_committed} committed, {result.checkpoints_failed} failed"),
+        *checkpoint_rows(result.checkpoints),
     ]
     rows.append(("peak memory of a rank", format_bytes(result.peak_memory_bytes)))
     rows += memory_rows(result.memory)

@@ -10,6 +10,7 @@ import torch
 
 from dlrm_scale import __version__
 from dlrm_scale.checkpoint import Chain, CheckpointEngine, Retries, open_storage
+from dlrm_scale.checkpoint.cadence import Cadence
 from dlrm_scale.config import Config
 from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.data.loading.loader import EvalLoader, TrainLoader
@@ -32,6 +33,8 @@ from dlrm_scale.train.finite_cause import FiniteCause, dataset_rows
 from dlrm_scale.train.loop import TrainingLoop
 from dlrm_scale.train.memory.memory_check import MemoryCheck, describe_memory
 from dlrm_scale.train.memory.memory_use import memory_use
+from dlrm_scale.train.memory.staging_memory import allocate_staging
+from dlrm_scale.train.memory.staging_plan import describe_staging
 from dlrm_scale.train.metrics.collapse import collapse_warning
 from dlrm_scale.train.metrics.metrics import ClickMetrics
 from dlrm_scale.train.metrics.score_ranking import auc_kind
@@ -40,6 +43,7 @@ from dlrm_scale.train.report import RunReport
 from dlrm_scale.train.resume import RestoreReport
 from dlrm_scale.train.run_folder import RunFolder, RunRequest
 from dlrm_scale.train.run_result import RunResult, make_result
+from dlrm_scale.train.run_saver import INTERVAL_KEY, RunSaver
 from dlrm_scale.train.schedule import multiplier
 from dlrm_scale.train.setup import (
     ModelOnRanks,
@@ -160,6 +164,8 @@ def _train_on(
     # only now: a mistake found above leaves no folder behind
     total_steps = min(config.train.max_steps or loader.total_steps, loader.total_steps)
     report = _open_folder(request, model, total_steps, start_step, ranks)
+    staging = allocate_staging(memory.staging, ranks)
+    notes += staging.notes
     touched = TouchedRows([shard.region.rows for shard in sharded.local_shards], ranks.device)
     sharded.track(touched)
     best = BestKeeper(config.train.best_metric if ranks.rank == 0 else "none", folder.best)
@@ -179,6 +185,8 @@ def _train_on(
         resumed_from=resumed.chain if resumed else None,
         lossy_restores=restored.lossy_restores if restored else 0,
         pinned=best.pinned,
+        staging=staging.staging,
+        staging_is_short=staging.is_short,
     )
     notes += [f"warning: {warning}" for warning in storage.warnings]
     pipeline = pipeline_kind(config, ranks.device)
@@ -206,10 +214,8 @@ def _train_on(
         config=config,
         ranks=ranks,
         sharded=sharded,
-        touched=touched,
         loader=loader,
         pipeline=make_train_pipeline(sharded, pipeline, clock),
-        engine=engine,
         stop=stop,
         cause=FiniteCause(sharded, dataset_rows(loader)),
         validate=validate,
@@ -220,9 +226,20 @@ def _train_on(
         start_step=start_step,
         rows_before=(resumed.rows_consumed or 0) if resumed else 0,
         cursor=resumed.cursor if resumed else None,
-        record={"feature_mapping": feature_mapping(dataset), "precision": config.train.precision},
-        best=best,
-        saved_as=resumed.chain.name if resumed else "",
+        saver=RunSaver(
+            config=config.checkpoint,
+            engine=engine,
+            cadence=_cadence(config, resumed.chain if resumed else None),
+            ranks=ranks,
+            sharded=sharded,
+            touched=touched,
+            best=best,
+            record={"feature_mapping": feature_mapping(dataset), "precision": config.train.precision},
+            clock=clock,
+            report=report,
+            saved_step=start_step,
+            saved_as=resumed.chain.name if resumed else "",
+        ),
     )
     restore_report = restored.report if restored else None
     if report is None:
@@ -230,10 +247,16 @@ def _train_on(
     else:
         with report:
             report.say(f"memory to come, predicted: {describe_memory(memory.estimate)}")
+            report.say(describe_staging(memory.staging, config.checkpoint.staging_memory))
             _introduce(report, model, dataset, loader, ranks, start_step, config, notes)
             result = _finish(loop, dataset, report, folder, memory, restore_report, ranks)
     engine.close()
     return result
+
+
+def _cadence(config: Config, resumed_from: Chain | None) -> Cadence:
+    reached = resumed_from.tip.extra.get(INTERVAL_KEY) if resumed_from is not None else None
+    return Cadence(config.checkpoint, first_steps=reached if isinstance(reached, int) else 0)
 
 
 def _finish(
@@ -261,8 +284,9 @@ def _finish(
         restore=None if restore_report is None else restore_report.as_dict(),
         warnings=[*memory.warnings, *compiled, *([] if collapse is None else [collapse])],
     )
-    if loop.best.best is not None:
-        result = replace(result, best=loop.best.best.as_dict())
+    best = loop.saver.best.best
+    if best is not None:
+        result = replace(result, best=best.as_dict())
     if report is not None:
         for warning in compiled:
             report.say(f"warning: {warning}")

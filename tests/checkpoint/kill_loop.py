@@ -31,6 +31,7 @@ import torch
 import torch.distributed
 
 from dlrm_scale.checkpoint import CheckpointEngine, find_chain, restore
+from dlrm_scale.checkpoint.staging import HostStaging
 from dlrm_scale.config import CheckpointConfig
 from dlrm_scale.layout import LocalShard
 from tests.checkpoint.failpoints import POINTS, TracedTouchedRows, arm
@@ -86,6 +87,7 @@ def train_rank(
         config=CheckpointConfig(**CONFIG),
         optimizer=OPTIMIZER,
         resumed_from=chain,
+        staging=HostStaging(1 << 20),
     )
     for done in range(step + 1, step + 1 + saves):
         train_step(shards, touched, done)

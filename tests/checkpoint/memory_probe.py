@@ -11,6 +11,7 @@ import torch
 import torch.distributed
 
 from dlrm_scale.checkpoint import CheckpointEngine, find_chain, restore
+from dlrm_scale.checkpoint.staging import HostStaging
 from dlrm_scale.config import CheckpointConfig
 from dlrm_scale.layout import LocalShard, ShardLayout, ShardRegion, TableLayout
 from dlrm_scale.schema import TableSpec
@@ -65,7 +66,7 @@ def save(root: Path, rows: int) -> int:
         store=None,
         config=CheckpointConfig(baseline_ratio=100),
         optimizer="rowwise_adagrad",
-        staging_limit_bytes=1 << 24,
+        staging=HostStaging(1 << 24),
     )
     before = peak_bytes()
     for step, share in enumerate((0.0, 0.5, 0.95)):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dlrm_scale.checkpoint import Chain, CheckpointEngine, SaveOutcome, find_chain, restore
+from dlrm_scale.checkpoint.staging import HostStaging
 from dlrm_scale.config import CheckpointConfig
 from dlrm_scale.layout import LocalShard, ShardLayout, ShardRegion, TableLayout
 from dlrm_scale.schema import TableSpec
@@ -137,7 +138,8 @@ class Run:
         optimizer: str = "rowwise_adagrad",
         storages: Sequence[Any] | None = None,
         store: Any = None,
-        staging_limit_bytes: int = 1 << 20,
+        staging_limit_bytes: int | Sequence[int] = 1 << 20,
+        staging_is_short: bool = False,
         **config: Any,
     ) -> None:
         self.layout, self.truth, self.ranks = layout, truth, layout.ranks
@@ -146,6 +148,7 @@ class Run:
         self.touched = [TouchedRows([s.region.rows for s in shards]) for shards in self.shards]
         for touched in self.touched:
             touched.enabled = True
+        limits = [staging_limit_bytes] * self.ranks if isinstance(staging_limit_bytes, int) else staging_limit_bytes
         settings = CheckpointConfig(**{"vote_timeout_seconds": 60, **config})
         self.engines: list[CheckpointEngine] = on_ranks(
             self.ranks,
@@ -161,7 +164,8 @@ class Run:
                 optimizer=optimizer,
                 resumed_from=resumed_from,
                 lossy_restores=lossy_restores,
-                staging_limit_bytes=staging_limit_bytes,
+                staging=HostStaging(limits[rank]),
+                staging_is_short=staging_is_short,
             ),
         )
 

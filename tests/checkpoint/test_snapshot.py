@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dlrm_scale.checkpoint.snapshot import choose_rows, snapshot_bytes
+from dlrm_scale.checkpoint.snapshot import choose_rows, staging_bytes
 from dlrm_scale.schema import TableSpec
 from dlrm_scale.touched_rows import TouchedRows
 from tests.checkpoint.simulated_run import TABLES, Run, make_layout, make_truth, shards_of
@@ -58,7 +58,7 @@ def test_a_shard_touched_almost_everywhere_makes_no_ids() -> None:
     assert choose_rows(layout, shards, [touched], 0)[0].rows == ROWS
 
 
-def test_ids_take_4_bytes_a_touched_row_and_count_as_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_take_4_bytes_a_touched_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dlrm_scale.checkpoint.snapshot._MAP_BLOCK_ROWS", 1 << 15)
     layout = make_layout("table_wise", 1, [BIG])
     shards = shards_of(layout, make_truth([BIG], []), 0)
@@ -70,7 +70,7 @@ def test_ids_take_4_bytes_a_touched_row_and_count_as_host_memory(monkeypatch: py
     assert snapshot.ids_local.dtype == torch.int32
     assert torch.equal(snapshot.ids_local.long(), expected)
     assert made == 4 * len(expected)
-    assert snapshot_bytes([snapshot]) == len(expected) * (4 + 4 * BIG.dim)
+    assert staging_bytes([snapshot]) == len(expected) * 4 * BIG.dim
 
 
 def test_a_freeze_that_fails_forgets_no_row(monkeypatch: pytest.MonkeyPatch) -> None:

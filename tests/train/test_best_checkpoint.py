@@ -121,7 +121,6 @@ def _outcome(manifest: str, *, committed: bool = True) -> SaveOutcome:
         rows=1,
         stall_seconds=0.0,
         persist_seconds=0.0,
-        staged=True,
     )
 
 

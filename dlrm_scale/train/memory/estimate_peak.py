@@ -7,16 +7,14 @@ sizes; what a process grows by that no size explains, from measurements.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dlrm_scale.checkpoint.snapshot import STAGING_LIMIT_BYTES
 from dlrm_scale.config import Config
 from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.data.loading.loader import BATCHES_IN_USE, TrainLoader
 from dlrm_scale.data.loading.row_kernels import RAGGED_ROW_WORDS, ROW_WORDS
 from dlrm_scale.data.loading.windows import windows_ahead
-from dlrm_scale.layout import ShardLayout, ShardRegion
+from dlrm_scale.layout import ShardLayout
 from dlrm_scale.models.size_estimate import dense_sizes
 from dlrm_scale.sharding.memory_estimate import table_memory
-from dlrm_scale.sharding.plan_file import state_bytes
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.train.memory.batch_memory import batch_bytes, id_bytes, looked_up_columns, mean_ids, scoring_bytes
 from dlrm_scale.train.memory.process_memory import resident_bytes
@@ -92,7 +90,7 @@ class MemoryEstimate:
 def estimate_memory(
     config: Config, dataset: Dataset, layout: ShardLayout, loader: TrainLoader, ranks: Ranks
 ) -> MemoryEstimate:
-    """Predict this rank's memory.
+    """Predict this rank's memory, but for the staging of checkpoints: that takes a part of what is left.
 
     Args:
         config: the whole run's.
@@ -120,7 +118,7 @@ def estimate_memory(
         ("data-parallel tables", tables.replicas),
         ("gradients of data-parallel tables", tables.replica_gradients),
         ("optimizer state of tables", tables.optimizer_state),
-        ("maps of touched rows", tables.touched_rows),
+        ("maps of touched rows", tables.touched_rows * (3 if config.checkpoint.policy != "consecutive" else 2)),
         ("dense parameters, gradients and state", 4 * dense.parameters * (3 + states)),
         ("activations", max(training, scoring)),
         ("batches on the device", 4 * a_batch if on_gpu else 0),
@@ -129,7 +127,6 @@ def estimate_memory(
         ("windows of the loader", _window_bytes(config, loader, ranks, pooling) + _RECORD_BATCHES_BYTES),
         ("batches", batches + (config.data.prefetch_batches + BATCHES_IN_USE) * batch_bytes(validation_rows, pooling)),
         ("scores of a validation", _SCORE_BYTES * -(-dataset.split_rows("validation") // ranks.ranks)),
-        ("staging of checkpoints", _staging_bytes(config, layout, ranks.rank, pooling)),
         ("dense copy of checkpoints", 4 * dense.parameters * (1 + states) if ranks.rank == 0 else 0),
         ("growth of the process", _GROWTH_BYTES + (_GROWTH_RANK_0_BYTES if ranks.rank == 0 else 0)),
     ]
@@ -168,25 +165,3 @@ def _window_bytes(config: Config, loader: TrainLoader, ranks: Ranks, pooling: Se
     bags = sum(ids for ids in pooling if ids != 1)
     words = (RAGGED_ROW_WORDS + 2 * 1.25 * bags) if bags else ROW_WORDS
     return int(4 * words * rows) + (_READER_BYTES * readers if readers > 1 else 0)
-
-
-def _staging_bytes(config: Config, layout: ShardLayout, rank: int, pooling: Sequence[float]) -> int:
-    """A snapshot of everything if that is staged, else of as many rows as the steps between two saves can touch."""
-    optimizer = config.sparse_optimizer.kind
-    held = [
-        region
-        for table in layout.tables
-        for region in table.regions
-        if region.rank == rank and (not table.replicated or rank == 0)
-    ]
-    whole = sum(_rows_bytes(r, r.rows, optimizer) for r in held)
-    if whole <= STAGING_LIMIT_BYTES:
-        return whole
-    steps = config.checkpoint.every_steps or config.train.max_steps or 1 << 40
-    ids = {t.spec.name: int(config.data.batch_size * steps * p) for t, p in zip(layout.tables, pooling, strict=True)}
-    touched = sum(_rows_bytes(r, min(r.rows, ids[r.table]), optimizer) for r in held)
-    return min(STAGING_LIMIT_BYTES, touched)
-
-
-def _rows_bytes(region: ShardRegion, rows: int, optimizer: str) -> int:
-    return rows * 4 * (region.columns + 1) + state_bytes(rows, region.columns, optimizer)

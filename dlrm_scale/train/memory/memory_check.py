@@ -1,7 +1,7 @@
 """Whether the predicted memory is there, on every host and GPU, before anything large is allocated."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -13,7 +13,14 @@ from dlrm_scale.errors import PlanError
 from dlrm_scale.host_memory import host_memory
 from dlrm_scale.layout import ShardLayout
 from dlrm_scale.sharding.ranks import Ranks
-from dlrm_scale.train.memory.estimate_peak import MemoryEstimate, estimate_dense, estimate_memory
+from dlrm_scale.train.memory.batch_memory import mean_ids
+from dlrm_scale.train.memory.estimate_peak import (
+    MemoryEstimate,
+    MemoryItem,
+    estimate_dense,
+    estimate_memory,
+)
+from dlrm_scale.train.memory.staging_plan import StagingNeed, plan_staging, staging_memory_bytes
 from dlrm_scale.units import format_bytes
 
 __all__ = ["MemoryCheck", "RankMemory", "check_memory", "describe_memory"]
@@ -47,6 +54,7 @@ class MemoryCheck:
 
     Attributes:
         estimate: this rank's, after `check`.
+        staging: every rank's memory for snapshots, after `check`; equal on all ranks.
         warnings: what `check_memory` returned.
     """
 
@@ -61,7 +69,21 @@ class MemoryCheck:
 
     def check(self, layout: ShardLayout) -> None:
         """See `check_memory`. A collective."""
-        self.estimate = estimate_memory(self._config, self._dataset, layout, self._loader, self._ranks)
+        estimate = estimate_memory(self._config, self._dataset, layout, self._loader, self._ranks)
+        need = StagingNeed.of_rank(
+            self._config,
+            layout,
+            self._ranks.rank,
+            mean_ids(self._dataset),
+            free_bytes=host_memory().free_bytes,
+            other_bytes=estimate.host_bytes,
+        )
+        needs = [view for view in self._ranks.gather_objects(need) if isinstance(view, StagingNeed)]
+        setting_bytes = staging_memory_bytes(self._config.checkpoint)
+        self.staging = plan_staging(needs, self._ranks.local_ranks, setting_bytes)
+        mine = self.staging[self._ranks.rank]
+        item = MemoryItem(name="staging of checkpoints", size_bytes=mine.size_bytes + mine.ids_bytes)
+        self.estimate = replace(estimate, items=(*estimate.items, item))
         self.warnings = check_memory(self.estimate, self._ranks, self._config.train.memory_check)
 
 
@@ -135,6 +157,8 @@ def _remedy(estimate: MemoryEstimate) -> str:
         return "use a smaller data.window_rows, fewer data.readers, or more ranks"
     if "batches" in largest or "activations" in largest:
         return "use a smaller data.batch_size, data.prefetch_batches or more train.micro_batches"
+    if "staging" in largest:
+        return "set a smaller checkpoint.staging_memory, or leave it at auto"
     if "dense" in largest:
         return "use smaller layers (model.dense_layers, model.over_layers)"
     smaller = "use more hosts, a smaller model.dim, or fewer rows in the tables (preprocess with --max-rows)"
