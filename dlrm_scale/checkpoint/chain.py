@@ -5,15 +5,22 @@ There is no pointer to the latest checkpoint. The newest one that a valid chain 
 chains to it, through merges or not, the one is taken that a restore reads fastest (see `chain_search`).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
 from dlrm_scale.checkpoint.chain_search import ChainSearch
 from dlrm_scale.checkpoint.file_names import checkpoint_name, manifest_name
+from dlrm_scale.checkpoint.format import file_fault
 from dlrm_scale.checkpoint.manifest import Manifest, ParentRecord
-from dlrm_scale.checkpoint.manifest_files import ManifestFile, check_format, checkpoint_age, read_manifests
+from dlrm_scale.checkpoint.manifest_files import (
+    ManifestFile,
+    check_format,
+    checkpoint_age,
+    read_manifest,
+    read_manifests,
+)
 from dlrm_scale.checkpoint.storage import Location, Storage, open_storage
 from dlrm_scale.errors import CheckpointError
 
@@ -24,6 +31,7 @@ __all__ = [
     "check_format",
     "find_chain",
     "open_chain",
+    "open_manifests",
     "open_step",
     "read_manifests",
 ]
@@ -58,6 +66,7 @@ class Chain:
         manifests: the first is the baseline, the last the checkpoint to resume from.
         tip_sha256: hash by which deltas on the last one know it; of a merge that of the checkpoint it is equal to.
         skipped: newer checkpoints that can't be used, and why.
+        release: to be called after the restore; gives back a lease that keeps its files from removal, if it has one.
         detours: what is wrong with files that the search for it met, and that this chain does without.
     """
 
@@ -66,6 +75,7 @@ class Chain:
     tip_sha256: str
     skipped: tuple[Skipped, ...] = ()
     detours: tuple[str, ...] = ()
+    release: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -159,6 +169,31 @@ def open_chain(location: Location, name: str, *, damaged: Mapping[str, str] = Ma
     if isinstance(found, Chain):
         return found
     raise CheckpointError(f"{name} in {storage.address} can't be used: {found}")
+
+
+def open_manifests(location: Location, names: Sequence[str]) -> Chain:
+    """Open the chain of these manifests, oldest first: exactly what another rank has chosen.
+
+    Raises:
+        CheckpointError: one can't be read, isn't based on the one before, or a data file isn't there.
+    """
+    storage = open_storage(location)
+    files = [read_manifest(storage, name) for name in names]
+    manifests = []
+    for file in files:
+        if file.manifest is None:
+            raise CheckpointError(file.reason or f"{file.name} can't be read")
+        manifests.append(file.manifest)
+        for data in file.manifest.files:
+            fault = file_fault(storage, data, read_all=False)
+            if fault is not None:
+                raise CheckpointError(f"{data.name} {fault}")
+    for before, manifest in zip(files, manifests[1:], strict=False):
+        if manifest.parent != before.checkpoint:
+            raise CheckpointError(f"{before.name} isn't the one that {manifest.name} was made from")
+    checkpoint = files[-1].checkpoint
+    assert checkpoint is not None
+    return Chain(storage=storage, manifests=tuple(manifests), tip_sha256=checkpoint.sha256)
 
 
 def open_step(location: Location, step: int) -> Chain:

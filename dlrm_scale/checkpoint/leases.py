@@ -233,6 +233,9 @@ def hold_chain(
     """
     lease = Lease(storage, "restore", now=now)
     chain = choose()
+    if chain is None:
+        yield None
+        return
     while chain is not None:
         names = [manifest.name for manifest in chain.manifests]
         try:

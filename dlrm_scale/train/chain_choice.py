@@ -1,7 +1,7 @@
 """Which checkpoint all ranks restore: the newest whose chain is whole, or the one that was asked for."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from types import MappingProxyType
@@ -9,6 +9,8 @@ from types import MappingProxyType
 import torch.distributed as dist
 
 from dlrm_scale.checkpoint import Chain, Location, Storage, find_chain, list_checkpoints, open_chain, open_storage
+from dlrm_scale.checkpoint.chain import open_manifests
+from dlrm_scale.checkpoint.leases import hold_chain
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.sharding.ranks import Ranks
 
@@ -25,7 +27,8 @@ def agree_on_chain(
 ) -> Chain | None:
     """Find the newest checkpoint whose files are all there, the same on every rank; a collective.
 
-    Their bytes are checked while they are read (`restore_run`), so that a chain is read once.
+    Their bytes are checked while they are read (`restore_run`), so that a chain is read once. Until then a lease of
+    rank 0 keeps them from removal: `release` of the chain gives it back.
 
     Args:
         location: of the run's checkpoints.
@@ -39,10 +42,15 @@ def agree_on_chain(
     """
     storage = open_storage(location)
     verdict: object = None
+    held = ExitStack()
     if ranks.rank == 0:
         try:
-            chain = open_chain(storage, manifest) if manifest else _choose(storage, step, damaged)
-            verdict = (chain.name, _identity(chain), chain.skipped) if chain is not None else None
+            chosen = held.enter_context(
+                hold_chain(
+                    storage, lambda: open_chain(storage, manifest) if manifest else _choose(storage, step, damaged)
+                )
+            )
+            verdict = (_identity(chosen), chosen.skipped, chosen.detours) if chosen is not None else None
         except CheckpointError as error:
             verdict = error
         except OSError as error:
@@ -53,24 +61,26 @@ def agree_on_chain(
     if verdict is None:
         return None
     assert isinstance(verdict, tuple)
-    name, expected, skipped = verdict
+    expected, skipped, detours = verdict
     failure: object = None
     try:
-        chain = open_chain(storage, name, damaged=damaged)
+        # Not the cheapest chain by this rank's own look: a merge may have come in between.
+        chain = open_manifests(storage, expected[1])
         if _identity(chain) != expected:
-            raise CheckpointError(f"{name} is another one here than on rank 0")
+            raise CheckpointError(f"{chain.name} is another one here than on rank 0")
     except CheckpointError as error:
         failure = error
     except OSError as error:
         failure = CheckpointError(f"{storage.address} can't be read: {error}")
     for rank, view in enumerate(gather_patiently(failure, ranks)):
         if isinstance(view, CheckpointError):
+            held.close()
             raise CheckpointError(
                 f"rank {rank} can't open the checkpoint that rank 0 chose: {view.message}",
                 remedy="put run.path on storage that all hosts share",
             )
     assert chain is not None
-    return replace(chain, skipped=skipped)
+    return replace(chain, skipped=skipped, detours=detours, release=held.close)
 
 
 def gather_patiently(value: object, ranks: Ranks) -> list[object]:

@@ -132,6 +132,7 @@ def restore_run(
                 remedy="put the files back from a copy, or take the next best checkpoint: `checkpoint ls` lists them, "
                 "and --resume auto takes it",
             )
+        chain.release()
         instead = next_best(damaged)
         assert instead is not None, "checkpoints that are damaged exist"
         chain = instead
@@ -144,6 +145,7 @@ def restore_run(
     if position and restored.rank_state is not None:
         restore_random_state(restored.rank_state)
     seconds = max(float(str(value)) for value in gather_patiently(time.perf_counter() - started, ranks))
+    chain.release()  # every rank has read its part
     lossy_restores = lossy_restores_after(chain.manifests)
     return RestoredRun(
         step=restored.step,
@@ -209,7 +211,9 @@ def _fill_missing(sharded: ShardedModel, changes: SchemaChanges, seed: int) -> N
 def _damage_notes(chain: Chain, damaged: Mapping[str, str]) -> list[str]:
     notes = [f"skipped a newer checkpoint, {reason}" for reason in chain.skipped]
     listed = " ".join(notes)
-    notes += [f"went by other files, as {reason}" for reason in damaged.values() if reason not in listed]
+    notes += [
+        f"went by other files, as {reason}" for reason in [*damaged.values(), *chain.detours] if reason not in listed
+    ]
     steps = [skip.step for skip in chain.skipped if skip.step is not None]
     if steps and max(steps) > chain.step:
         lost = max(steps) - chain.step
