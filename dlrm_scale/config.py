@@ -253,6 +253,9 @@ class CheckpointConfig(_Section):
     baseline_ratio: Annotated[float, Field(gt=0)] = 1.0
     """consecutive and one_shot: a new baseline is written when the deltas that a restore reads exceed this many times
     its bytes."""
+    merger: bool = False
+    """consecutive: after the first baseline only deltas are written, whatever `baseline_ratio` says, as `dlrm-scale
+    checkpoint merge RUN --watch 60 --keep 2` runs beside the trainer, makes new baselines and removes old ones."""
     delta_rows: Literal["fp32", "int8"] = "fp32"
     """How deltas store rows of tables. int8 takes a byte a value and 8 a row, and resumes are no longer bit-exact. Rows
     that would lose too much, and all baselines, stay fp32."""

@@ -1,6 +1,7 @@
 """The checkpoint engine of a trainer: baselines and deltas of touched rows, written beside the training."""
 
 import json
+import math
 import time
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -176,7 +177,8 @@ class CheckpointEngine:
     @property
     def next_kind(self) -> str:
         """What the next save will be, `baseline` or `delta`, if the one in flight succeeds."""
-        return next_kind(self._config.policy, self._chain, self._config.baseline_ratio)
+        merged = self._config.merger and self._config.policy == "consecutive"
+        return next_kind(self._config.policy, self._chain, math.inf if merged else self._config.baseline_ratio)
 
     @property
     def is_saving(self) -> bool:
