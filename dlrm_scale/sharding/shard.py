@@ -31,6 +31,7 @@ from dlrm_scale.sharding.table_kernels import (
     sharded_collections,
     table_kernels,
 )
+from dlrm_scale.sharding.table_threads import look_up_in_threads
 from dlrm_scale.sharding.third_party_logs import quiet_start_up
 from dlrm_scale.sharding.touched_lookups import mark_lookups, union_replicated
 from dlrm_scale.touched_rows import TouchedRows
@@ -277,6 +278,7 @@ def _distribute(model: nn.Module, plan: ShardingPlan, sharder: TableSharder, ran
         )
     kernels = table_kernels(module.module, ranks.rank)
     support_empty_shards(kernels)
+    look_up_in_threads(kernels, torch.get_num_threads())
     if ranks.device.type == "cpu":
         keep_freed_memory()
     for kernel in kernels:
