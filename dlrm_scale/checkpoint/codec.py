@@ -54,7 +54,8 @@ def decode_into(codec: str, stored: torch.Tensor, values: torch.Tensor) -> torch
     if codec != "int8_rows":
         return values.copy_(stored)
     columns = stored.shape[1] - SCALE_BIAS_BYTES
-    scale_bias = stored[:, columns:].contiguous().view(torch.float32)
+    # A copy in any case: the slice of a single row is contiguous where it lies, at an odd place for float32.
+    scale_bias = stored[:, columns:].clone(memory_format=torch.contiguous_format).view(torch.float32)
     if values.is_contiguous() and values.device.type == "cpu":
         _decode_int8(stored.numpy(), scale_bias.numpy(), values.numpy())
         return values

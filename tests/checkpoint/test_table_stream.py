@@ -9,7 +9,8 @@ from dlrm_scale.checkpoint import find_chain
 from dlrm_scale.checkpoint.chain import Chain
 from dlrm_scale.checkpoint.table_stream import TableStream, state_columns
 from dlrm_scale.errors import CheckpointError
-from tests.checkpoint.simulated_run import SHARDING_TYPES, TABLES, Run, Truth, make_layout, make_truth
+from tests.checkpoint.merging import go_on, merge, start
+from tests.checkpoint.simulated_run import SHARDING_TYPES, TABLES, Run, Truth, load_chain, make_layout, make_truth
 
 
 def _run(root: Path, kind: str, states: list[str], block_bytes: int, monkeypatch: pytest.MonkeyPatch) -> Run:
@@ -119,3 +120,23 @@ def test_rows_that_no_file_has_are_told(tmp_path: Path, monkeypatch: pytest.Monk
     stream = TableStream(holed, chain.tip.table_schema()["C1"])
     with pytest.raises(CheckpointError, match="768 of 1552 values of table C1, rows 0 to 97, are in no file"):
         next(iter(stream))
+
+
+@pytest.mark.parametrize("codecs", [{}, {"delta_rows": "int8", "delta_state": "bf16"}])
+@pytest.mark.parametrize("kind", ["row_wise", "grid_shard"])
+def test_merged_and_encoded_chains_give_what_a_restore_gives(
+    kind: str, codecs: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dlrm_scale.checkpoint.snapshot.BLOCK_BYTES", 512)
+    run = start(tmp_path / "ck", make_layout(kind, 2), make_truth(TABLES, ["row", "element"]), **codecs)
+    for to in (None, "delta", "baseline"):
+        if to is not None:
+            merge(tmp_path / "ck", to)
+        go_on(run, range(5))
+        run.truth.weight["C1"][3] = torch.linspace(-1e30, 1e30, 16)  # int8 would lose too much of such a row
+        run.change("C1", [3], 0.0)
+        assert run.save(9).committed
+        chain = _chain(tmp_path / "ck")
+        assert any(manifest.merge for manifest in chain.manifests) == (to is not None)
+        restored = load_chain(chain, make_layout(kind, 2), run.truth, optimizer="rowwise_adagrad")
+        _assert_equal(chain, restored, 1000, 1 << 20)
