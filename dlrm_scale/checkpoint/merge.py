@@ -90,11 +90,16 @@ def merge_chain(
         plan = plan_merge(chain.manifests, chain.checkpoint, to) if chain is not None else None
         if plan is None:
             return []
-        return list(_in_parts(storage, plan, lease, number, memory_limit_bytes, progress))
+        return list(_in_parts(storage, plan, lease, memory_limit_bytes, progress, now))
 
 
 def _in_parts(
-    storage: Storage, plan: MergePlan, lease: Lease, number: int, memory_limit_bytes: int, progress: Progress
+    storage: Storage,
+    plan: MergePlan,
+    lease: Lease,
+    memory_limit_bytes: int,
+    progress: Progress,
+    now: Callable[[], float],
 ) -> Iterator[Merged]:
     """Merge a plan; where it doesn't fit into memory, groups of its deltas first."""
     left = list(plan.manifests)
@@ -116,12 +121,16 @@ def _in_parts(
         equal_to = after.parent if after is not None and after.parent is not None else plan.equal_to
         group = tuple(left[place : place + count])
         part = MergePlan(kind="delta", manifests=group, equal_to=equal_to, reason="all don't fit at once")
-        merged = _timed(storage, part, lease, number, progress)
+        # Each result has a number of its own, as two of them may be equal to the same checkpoint.
+        part_lease = Lease(storage, "merge", token=str(secrets.randbelow(2**40)), now=now)
+        part_lease.take()
+        with keep_renewing(part_lease):
+            merged = _timed(storage, part, part_lease, int(part_lease.token), progress)
         yield merged
         left[place : place + count] = [merged.manifest]
         lease.take([manifest.name for manifest in left])
         place = place + 1 if place + 2 < len(left) else first_delta
-    yield _timed(storage, replace(plan, manifests=tuple(left)), lease, number, progress)
+    yield _timed(storage, replace(plan, manifests=tuple(left)), lease, int(lease.token), progress)
 
 
 def _timed(storage: Storage, plan: MergePlan, lease: Lease, number: int, progress: Progress) -> Merged:

@@ -34,12 +34,12 @@ from dlrm_scale.checkpoint.sweep import fence_name
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.units import GIB
 
-__all__ = ["MergeRun", "Progress"]
+__all__ = ["PIECE_BYTES", "MergeRun", "Progress"]
 
 Progress = Callable[[int, int], None]
 """Takes bytes written, and about how many there will be."""
 
-_PIECE_BYTES = 4 * GIB
+PIECE_BYTES = 4 * GIB
 """A table with more bytes is cut by rows, so that a restore of some of its rows needn't read all ids before them."""
 
 
@@ -56,7 +56,6 @@ class MergeRun:
         lease: that holds it.
         number: of the merge.
         progress: called after each block.
-        piece_bytes: a parameter for tests.
     """
 
     storage: Storage
@@ -64,7 +63,6 @@ class MergeRun:
     lease: Lease
     number: int
     progress: Progress
-    piece_bytes: int = _PIECE_BYTES
     _written: list[str] = field(default_factory=list, init=False)
     _done_bytes: int = field(default=0, init=False)
 
@@ -192,7 +190,7 @@ class MergeRun:
         bounds = sorted({bound for split in splits for columns in split for bound in columns})
         for column_start, column_end in pairwise(bounds):
             whole = Rows(table=table, row_start=0, row_end=table.rows, column_start=column_start, column_end=column_end)
-            rows = max(whole.block_rows, self.piece_bytes // whole.row_bytes)
+            rows = max(whole.block_rows, PIECE_BYTES // whole.row_bytes)
             for row_start in range(0, table.rows, rows):
                 piece = replace(whole, row_start=row_start, row_end=min(row_start + rows, table.rows))
                 yield RowsMerge(
@@ -240,22 +238,25 @@ class MergeRun:
         try:
             self.storage.write_durably(temporary, data)
             self.lease.check()
-            if self.storage.exists(fence_name(self.number)):
-                raise CheckpointError(
-                    f"merge {self.number} was stopped for so long that its files were taken for leftovers",
-                    remedy="run it again",
-                )
+            swept = self.storage.exists(fence_name(self.number))
             for file in manifest.files:
-                found = self.storage.size_bytes(file.name)
-                if found != file.size_bytes:
-                    raise CheckpointError(f"{file.name} has {found} bytes instead of {file.size_bytes}")
-            self.storage.link(temporary, manifest.name)
-            try:
-                self.storage.sync_folder("manifests")
-            except OSError:
-                with suppress(OSError):
-                    self.storage.remove(manifest.name)
-                raise
+                swept = swept or self.storage.size_bytes(file.name) != file.size_bytes
+            if not swept:
+                self.storage.link(temporary, manifest.name)
+        except FileNotFoundError:
+            swept = True
         finally:
             with suppress(OSError):
                 self.storage.remove(temporary)
+        if swept:
+            raise CheckpointError(
+                f"merge {self.number} was stopped for so long that its files were taken for leftovers",
+                remedy="run it again",
+            )
+        try:
+            self.storage.sync_folder("manifests")
+        except OSError:
+            # A loss of power may bring it back without its data. The chain that it was made of is still there.
+            with suppress(OSError):
+                self.storage.remove(manifest.name)
+            raise
