@@ -58,6 +58,7 @@ class ObjectStorage:
         self._part_bytes = part_bytes
         self._protocols = _protocols(filesystem)
         self._creates_exclusively = bool(_EXCLUSIVE_PROTOCOLS.intersection(self._protocols))
+        self._probed = False
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -73,13 +74,14 @@ class ObjectStorage:
         return tuple(found)
 
     def make_folders(self, *names: str) -> None:
-        """Make folders where the store has any, and find out whether it refuses to replace an object."""
+        """Make folders where the store has any; the first time, find out whether it refuses to replace an object."""
         if not _BUCKET_PROTOCOLS.intersection(self._protocols):
             for name in names:
                 makedirs = partial(self._filesystem.makedirs, self._path(name), exist_ok=True)
                 self._calls.until_it_works(f"make {name}", makedirs)
-        if self._creates_exclusively:
+        if self._creates_exclusively and not self._probed:
             self._creates_exclusively = self._refuses_to_replace()
+            self._probed = True
 
     @contextmanager
     def create(self, name: str) -> Iterator[ObjectWriter]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dlrm_scale.checkpoint.chain import Chain, find_chain, open_chain
+from dlrm_scale.checkpoint.chain import Chain, find_chain, open_step
 from dlrm_scale.checkpoint.file_names import parse_manifest_name
 from dlrm_scale.checkpoint.format import file_fault
 from dlrm_scale.checkpoint.manifest import Manifest, ParentRecord
@@ -134,13 +134,7 @@ def chain_of_step(location: Location, step: int | None) -> Chain:
         if chain is None:
             raise CheckpointError(f"{storage.address} holds no checkpoint", remedy="name a run that has saved one")
         return chain
-    names = {row.step: row.name for row in list_checkpoints(storage) if row.state == "ok"}
-    if step not in names:
-        known = ", ".join(str(known) for known in sorted(s for s in names if s is not None)) or "none"
-        raise CheckpointError(
-            f"{storage.address} has no whole checkpoint of step {step}", remedy=f"name one of these: {known}"
-        )
-    return open_chain(storage, names[step])
+    return open_step(storage, step)
 
 
 def verify(

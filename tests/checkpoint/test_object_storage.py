@@ -238,7 +238,11 @@ def test_a_store_that_ignores_the_condition_is_found_out(bucket: Bucket) -> None
     storage = bucket_storage(bucket)
     storage.make_folders("data")
     assert storage.warnings == ()
+    requests = len(bucket.requests)
+    storage.make_folders("leases")
+    assert len(bucket.requests) == requests
     bucket.knows_conditions = False
+    storage = bucket_storage(bucket)
     storage.make_folders("data")
     (warning,) = storage.warnings
     assert warning.startswith("s3://b/run: the store doesn't create files exclusively")
