@@ -16,7 +16,11 @@ __all__ = ["sum_in_rank_order"]
 
 
 def sum_in_rank_order(module: nn.Module, ranks: Ranks) -> None:
-    """Make every DDP inside `module` add gradients in the order of ranks, on CPU with three or more.
+    """Make the DDP of the dense part add gradients in the order of ranks, on CPU with three or more.
+
+    Data-parallel tables keep DDP's sum: TorchRec gives their kernel a DDP of its own, with one gradient, whose place
+    and order are the same from the first pass on. A run on three ranks that is resumed has the uninterrupted one's
+    bits.
 
     Two ranks need nothing: a sum of two has one order. On GPUs nccl keeps its own order and speed. Gathering moves
     (N-1) times a gradient's bytes where a ring all-reduce moves 2 (N-1)/N times.
