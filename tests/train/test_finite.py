@@ -69,7 +69,7 @@ def _train(run: str, dataset: str, settings: list[str], spoil: str, at_step: int
                 row = int(where[0]) - region.row_start
                 shard.weight[row, int(where[1]) - region.column_start] = math.nan
                 if "marked" in where:
-                    self.touched.mark(index, torch.tensor([row]))
+                    self.saver.touched.mark(index, torch.tensor([row]))
 
     TrainingLoop._set_learning_rates = watched
     if spoil.startswith("input"):
