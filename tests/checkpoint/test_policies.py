@@ -10,7 +10,9 @@ import torch
 
 from dlrm_scale.checkpoint import Chain, find_chain, list_checkpoints, verify
 from dlrm_scale.checkpoint.commit import ChainState
+from dlrm_scale.checkpoint.local_storage import LocalStorage
 from dlrm_scale.checkpoint.manifest import Manifest
+from dlrm_scale.checkpoint.merge import merge_chain
 from dlrm_scale.checkpoint.policy import next_kind
 from dlrm_scale.schema import TableSpec
 from dlrm_scale.touched_rows import TouchedRows
@@ -280,3 +282,31 @@ def test_marks_since_the_baseline_outlive_commits_and_failures_of_deltas() -> No
     touched.mark(0, torch.tensor([4]))
     touched.release(baseline=True)
     assert save(4) == [0, 0, 0, 0, 1, 0]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_merge_beside_the_trainer_and_a_resume_from_it_keep_every_policy_exact(tmp_path: Path, policy: str) -> None:
+    root = tmp_path / "ck"
+    options = {"layout": make_layout("row_wise", 2, WIDE), "keep_baselines": 1}
+    run = _run(root, policy, truth=make_truth(WIDE, ["row"]), **options)
+    for step in range(4):
+        _advance(run, step)
+        run.save(step)
+    merge_chain(LocalStorage(root), lambda: find_chain(root), "baseline")
+    for step in (4, 5):
+        _advance(run, step)
+        assert run.save(step).committed
+    assert verify(root) == []
+    assert load(root, make_layout("row_wise", 3, WIDE), run.truth).equals(run.truth)
+    merge_chain(LocalStorage(root), lambda: find_chain(root), "baseline")
+    chain = _chain(root)
+    assert [m.merge is not None for m in chain.manifests] == [True]
+    resumed = _run(root, policy, truth=run.truth, resumed_from=chain, **options)
+    for step in (6, 7):
+        _advance(resumed, step)
+        assert resumed.save(step).kind == "delta"
+    assert verify(root) == []
+    deltas = _chain(root).manifests[1:]
+    assert _chain(root).manifests[0] == chain.tip
+    assert [m.step for m in deltas] == ([6, 7] if policy == "consecutive" else [7])
+    assert load(root, make_layout("table_wise", 1, WIDE), resumed.truth).equals(resumed.truth)
