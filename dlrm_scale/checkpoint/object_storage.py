@@ -22,7 +22,7 @@ import fsspec
 
 from dlrm_scale.checkpoint.object_files import PART_BYTES, ObjectReader, ObjectWriter
 from dlrm_scale.checkpoint.store_calls import Retries, StoreCalls, StoreTimeoutError, UncertainWriteError
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import ConfigError
 from dlrm_scale.units import MIB
 
 __all__ = ["ObjectStorage", "open_object_storage"]
@@ -240,13 +240,13 @@ def open_object_storage(url: str, retries: Retries | None = None) -> ObjectStora
     """Open a URL; no request is made.
 
     Raises:
-        CheckpointError: the protocol isn't known, its library isn't installed, or the URL has a password.
+        ConfigError: the protocol isn't known, its library isn't installed, or the URL has a password.
     """
     protocol = url.split("://", 1)[0]
     if "::" in url:
-        raise CheckpointError(f"{protocol}://: chained URLs aren't supported: a cache would hide other ranks' files")
+        raise ConfigError(f"{protocol}://: chained URLs aren't supported: a cache would hide other ranks' files")
     if "@" in url.split("://", 1)[1].split("/", 1)[0]:
-        raise CheckpointError(
+        raise ConfigError(
             f"a {protocol}:// URL holds a user or password",
             remedy="give credentials through the environment or fsspec's configuration, as its manual says",
         )
@@ -256,9 +256,9 @@ def open_object_storage(url: str, retries: Retries | None = None) -> ObjectStora
     except ImportError as error:
         extra = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}.get(protocol)
         remedy = f".venv/bin/pip install 'dlrm-scale[{extra}]'" if extra else "install the package that it names"
-        raise CheckpointError(f"{protocol}:// can't be opened: {error}", remedy=remedy) from error
+        raise ConfigError(f"{protocol}:// can't be opened: {error}", remedy=remedy) from error
     except ValueError as error:
-        raise CheckpointError(f"{url} can't be opened: {error}", remedy="name a folder, s3://… or gs://…") from error
+        raise ConfigError(f"{url} can't be opened: {error}", remedy="name a folder, s3://… or gs://…") from error
     return ObjectStorage(filesystem, root, address=url.rstrip("/"), retries=retries)
 
 

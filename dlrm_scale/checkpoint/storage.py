@@ -103,7 +103,7 @@ def open_storage(location: Location, *, retries: Retries | None = None) -> Stora
         retries: patience with a store; folders have none.
 
     Raises:
-        CheckpointError: a URL that can't be opened, with what to install.
+        ConfigError: a URL that can't be opened, with what to install.
     """
     if not isinstance(location, (str, Path)):
         return location

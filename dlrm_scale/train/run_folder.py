@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dlrm_scale import __version__
+from dlrm_scale.checkpoint import open_storage
 from dlrm_scale.checkpoint.lossy import check_expected_restores
 from dlrm_scale.config import Config
 from dlrm_scale.data.loading.streams import check_streams
@@ -264,6 +265,8 @@ def check_config(config: Config) -> None:
     check_sharding(config)
     check_expected_restores(config.checkpoint)
     check_tf32(config, config.train.device)
+    # Makes no request: a protocol without its package is found before a run has a folder.
+    open_storage(checkpoint_location(config))
     staging_memory_bytes(config.checkpoint)
 
 

@@ -12,7 +12,7 @@ import pytest
 from dlrm_scale.checkpoint.object_storage import ObjectStorage
 from dlrm_scale.checkpoint.storage import open_storage
 from dlrm_scale.checkpoint.store_calls import Retries, UncertainWriteError
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import ConfigError
 from tests.checkpoint.faulty_bucket import Bucket, Clock, bucket_storage, empty_memory, fail_first, folder_storage
 
 
@@ -266,5 +266,5 @@ def test_folders_and_files_open_as_folders(tmp_path: Path) -> None:
     ],
 )
 def test_a_url_that_cannot_be_opened_is_refused_with_what_to_do(url: str, message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(ConfigError, match=message):
         open_storage(url)

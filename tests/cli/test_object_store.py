@@ -1,5 +1,6 @@
 """A run's checkpoints in a store: every command finds them through the run, or by their URL."""
 
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -42,3 +43,18 @@ def test_a_run_in_memory_is_resumed_evaluated_listed_and_verified(
     assert run_command("train", "--resume", "auto", *more) == 4
     assert "tells of committed checkpoints, and memory://bucket/run has none" in capsys.readouterr().err
     assert not MemoryFileSystem.store
+
+
+def test_a_store_without_its_package_is_refused_before_a_run_has_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    make_dataset(tmp_path / "dataset", (150, 50), split={"train": [(0, 150)], "validation": [(150, 200)]})
+    words = [
+        "run.path=" + str(tmp_path / "run"),
+        f"data.path={tmp_path / 'dataset'}",
+        "checkpoint.path=s3://bucket/run",
+    ]
+    assert run_command("train", "sample", "--nproc", 1, *(w for word in words for w in ("--set", word))) == 2
+    assert "remedy: .venv/bin/pip install 'dlrm-scale[s3]'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
