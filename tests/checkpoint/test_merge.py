@@ -207,7 +207,7 @@ def test_without_room_for_all_manifests_groups_are_merged_first(tmp_path: Path) 
     go_on(run, range(10))
     chain = find_chain(root)
     assert chain is not None
-    limit = merge_memory_bytes(chain.manifests[:3])
+    limit = merge_memory_bytes(chain.manifests[:3]) + 1024
     merged = merge(root, "baseline", memory_limit_bytes=limit)
     assert len(merged) >= 2
     assert max(merge_memory_bytes(one.plan.manifests) for one in merged) <= limit < merge_memory_bytes(chain.manifests)
