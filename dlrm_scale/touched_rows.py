@@ -8,7 +8,8 @@ Deltas that hold everything since the baseline need a third map. It takes in eac
 becomes of the save: a row touched since the baseline stays one until another baseline is committed.
 
 A byte a row, two while a generation is frozen, and one more for the third map: marking costs 0.03-0.23 % of a step,
-sets and `unique` more (measured on 8.4 M rows). Ids, 4 or 8 bytes a row, are left to whoever needs them.
+sets and `unique` more (measured on 8.4 M rows). A freeze takes 1.2 ms of CPU there, 2.7 with the third map. Ids, 4 or 8
+bytes a row, are left to whoever needs them.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,8 @@
 """Host memory for snapshots, allocated once: fresh pages cost more than the copy into them.
 
+A copy of 1.5 M rows of 64 columns and their state takes 72 ms of CPU into it, and 183 ms into fresh memory (one thread,
+medians of 9 in turn, busy machine).
+
 Page-locked where the tables are on a GPU: then copies run at the speed of the bus, and follow one another without a
 wait for each.
 """
