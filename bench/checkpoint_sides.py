@@ -1,0 +1,202 @@
+"""The sides of `checkpoint.py`: our engine and `torch.distributed.checkpoint` on the state of one sharded model."""
+
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+from dlrm_scale.checkpoint import CheckpointEngine, SaveOutcome, find_chain, restore
+from dlrm_scale.checkpoint.staging import HostStaging
+from dlrm_scale.config import CheckpointConfig
+from dlrm_scale.sharding.shard import ShardedModel
+from dlrm_scale.touched_rows import TouchedRows
+
+__all__ = ["Dcp", "Ours", "Saved", "ZipfIds"]
+
+NEVER = 1e9
+
+
+class ZipfIds:
+    """Ids of a column whose k-th most frequent value has probability proportional to k^-skew.
+
+    Ids are numbered by frequency, as our vocabularies do.
+
+    Args:
+        table_rows: rows of each table.
+        skew: the exponent.
+        seed: of the draws.
+    """
+
+    def __init__(self, table_rows: Sequence[int], skew: float, seed: int) -> None:
+        self._generator = np.random.default_rng(seed)
+        self._cumulated = [np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -skew) for rows in table_rows]
+
+    def draw(self, rows: int) -> list[torch.Tensor]:
+        """`[rows]` int64 ids of each table."""
+        return [
+            torch.from_numpy(np.searchsorted(sums, self._generator.random(rows) * sums[-1]).clip(max=len(sums) - 1))
+            for sums in self._cumulated
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """One save: how long training waited, until when it was durable, what it wrote, the process's CPU seconds."""
+
+    stall_seconds: float
+    seconds: float
+    cpu_seconds: float
+    bytes: int
+    rows: int = 0
+
+
+class Ours:
+    """The engine on a folder of its own.
+
+    Args:
+        folder: made anew.
+        sharded: the model on one rank.
+        config: settings of checkpoints; deltas alone follow the first baseline.
+    """
+
+    def __init__(self, folder: Path, sharded: ShardedModel, **config: object) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        self.folder, self._sharded, self._step = folder, sharded, 0
+        self.touched = TouchedRows([shard.region.rows for shard in sharded.local_shards])
+        self.touched.enabled = True
+        whole = sum(s.weight.nbytes + sum(t.nbytes for t in s.state.values()) for s in sharded.local_shards)
+        self._engine = CheckpointEngine(
+            folder,
+            layout=sharded.layout,
+            shards=sharded.local_shards,
+            touched=self.touched,
+            rank=0,
+            ranks=1,
+            store=None,
+            config=CheckpointConfig(baseline_ratio=NEVER, **config),  # type: ignore[arg-type]
+            optimizer="rowwise_adagrad",
+            staging=HostStaging(whole + (64 << 20)),
+        )
+
+    def mark(self, ids: Sequence[torch.Tensor]) -> None:
+        """Note rows as touched, a tensor of ids a table, in the order of the model's shards."""
+        for index, touched in enumerate(ids):
+            self.touched.mark(index, touched)
+
+    def begin(self) -> float:
+        """Start a save; the stall in seconds."""
+        self._step += 1
+        start = time.perf_counter()
+        self._engine.save(
+            step=self._step,
+            cursor={},
+            dense=self._sharded.dense_state(),
+            rank_state={},
+            extra={},
+        )
+        return time.perf_counter() - start
+
+    def wait(self) -> SaveOutcome:
+        """Wait until it is committed.
+
+        Raises:
+            SystemExit: it isn't.
+        """
+        outcome = self._engine.wait()[-1]
+        if not outcome.committed:
+            raise SystemExit(f"the save failed: {outcome.error}")
+        return outcome
+
+    def save(self) -> Saved:
+        """Save, and wait."""
+        start, cpu = time.perf_counter(), time.process_time()
+        stall = self.begin()
+        outcome = self.wait()
+        return Saved(
+            stall_seconds=stall,
+            seconds=time.perf_counter() - start,
+            cpu_seconds=time.process_time() - cpu,
+            bytes=outcome.bytes,
+            rows=outcome.rows,
+        )
+
+    def restore(self) -> float:
+        """Find the newest chain and fill the tables from it, hashes checked; seconds."""
+        start = time.perf_counter()
+        chain = find_chain(self.folder)
+        assert chain is not None
+        sharded = self._sharded
+        restored = restore(
+            chain, layout=sharded.layout, shards=sharded.local_shards, rank=0, ranks=1, optimizer="rowwise_adagrad"
+        )
+        sharded.load_dense_state(restored.dense)
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        """End the engine and remove the folder."""
+        self._engine.close()
+        shutil.rmtree(self.folder)
+
+
+class Dcp:
+    """`torch.distributed.checkpoint` of the same tensors: weights, optimizer state, dense part.
+
+    Args:
+        folder: where its folders go.
+        sharded: the model on one rank.
+    """
+
+    def __init__(self, folder: Path, sharded: ShardedModel) -> None:
+        self._folder, self._number = folder, 0
+        self.state: dict[str, torch.Tensor] = dict(sharded.dense_state())
+        for shard in sharded.local_shards:
+            self.state[f"{shard.region.table}.weight"] = shard.weight
+            self.state |= {f"{shard.region.table}.{name}": values for name, values in shard.state.items()}
+
+    def save(self, kind: Literal["sync", "async"]) -> Saved:
+        """Save, and wait; the copy is removed, but for the last one."""
+        with self.saving(kind) as started:
+            stall = time.perf_counter() - started
+        return Saved(
+            stall_seconds=stall,
+            seconds=time.perf_counter() - started,
+            cpu_seconds=time.process_time() - self._cpu,
+            bytes=sum(file.stat().st_size for file in self._path.rglob("*") if file.is_file()),
+        )
+
+    @contextmanager
+    def saving(self, kind: Literal["sync", "async"]) -> Iterator[float]:
+        """Begin a save, give the time when it began, and wait for its end on leaving."""
+        if self._number:
+            shutil.rmtree(self._path)
+        self._number += 1
+        self._path = self._folder / f"dcp-{self._number}"
+        self._cpu, started = time.process_time(), time.perf_counter()
+        if kind == "sync":
+            dcp.save(self.state, checkpoint_id=self._path)
+            yield started
+        else:
+            future = dcp.async_save(
+                self.state, checkpoint_id=self._path, async_checkpointer_type=AsyncCheckpointerType.THREAD
+            )
+            yield started
+            getattr(future, "upload_completion", future).result()
+
+    def load(self) -> float:
+        """Load into the live tensors; seconds."""
+        start = time.perf_counter()
+        dcp.load(self.state, checkpoint_id=self._path)
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        """Remove the last copy."""
+        if self._number:
+            shutil.rmtree(self._path)
