@@ -1,6 +1,7 @@
 """A bucket whose answers fail, get lost or never come, as those of real object stores do."""
 
 import io
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import fsspec.registry
+import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
@@ -190,6 +193,13 @@ def fail_first(count: int, kind: str, error: Callable[[], BaseException], name: 
                 raise error()
 
     return act
+
+
+def hide_store_packages(patch: pytest.MonkeyPatch) -> None:
+    """As if neither s3fs nor gcsfs were installed."""
+    for package, protocol in (("s3fs", "s3"), ("gcsfs", "gs")):
+        patch.setitem(sys.modules, package, None)
+        patch.delitem(fsspec.registry._registry, protocol, raising=False)
 
 
 def empty_memory() -> None:

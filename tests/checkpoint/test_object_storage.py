@@ -13,7 +13,15 @@ from dlrm_scale.checkpoint.object_storage import ObjectStorage
 from dlrm_scale.checkpoint.storage import open_storage
 from dlrm_scale.checkpoint.store_calls import Retries, UncertainWriteError
 from dlrm_scale.errors import ConfigError
-from tests.checkpoint.faulty_bucket import Bucket, Clock, bucket_storage, empty_memory, fail_first, folder_storage
+from tests.checkpoint.faulty_bucket import (
+    Bucket,
+    Clock,
+    bucket_storage,
+    empty_memory,
+    fail_first,
+    folder_storage,
+    hide_store_packages,
+)
 
 
 def _throttled() -> OSError:
@@ -265,6 +273,9 @@ def test_folders_and_files_open_as_folders(tmp_path: Path) -> None:
         ("s3://key:secret@bucket/run", r"^a s3:// URL holds a user or password"),
     ],
 )
-def test_a_url_that_cannot_be_opened_is_refused_with_what_to_do(url: str, message: str) -> None:
+def test_a_url_that_cannot_be_opened_is_refused_with_what_to_do(
+    url: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide_store_packages(monkeypatch)
     with pytest.raises(ConfigError, match=message):
         open_storage(url)

@@ -1,13 +1,12 @@
 """A run's checkpoints in a store: every command finds them through the run, or by their URL."""
 
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from tests.checkpoint.faulty_bucket import empty_memory
+from tests.checkpoint.faulty_bucket import empty_memory, hide_store_packages
 from tests.support.command_line import run_command, run_json
 from tests.support.datasets import make_dataset
 from tests.support.training import SMALL_MODEL
@@ -48,7 +47,7 @@ def test_a_run_in_memory_is_resumed_evaluated_listed_and_verified(
 def test_a_store_without_its_package_is_refused_before_a_run_has_a_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "s3fs", None)
+    hide_store_packages(monkeypatch)
     make_dataset(tmp_path / "dataset", (150, 50), split={"train": [(0, 150)], "validation": [(150, 200)]})
     words = [
         "run.path=" + str(tmp_path / "run"),
