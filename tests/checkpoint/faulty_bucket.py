@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import fsspec.registry
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import _registry
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from dlrm_scale.checkpoint.object_storage import ObjectStorage
@@ -199,7 +199,7 @@ def hide_store_packages(patch: pytest.MonkeyPatch) -> None:
     """As if neither s3fs nor gcsfs were installed."""
     for package, protocol in (("s3fs", "s3"), ("gcsfs", "gs")):
         patch.setitem(sys.modules, package, None)
-        patch.delitem(fsspec.registry._registry, protocol, raising=False)
+        patch.delitem(_registry, protocol, raising=False)
 
 
 def empty_memory() -> None:
