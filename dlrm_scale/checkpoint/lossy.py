@@ -12,7 +12,14 @@ from dlrm_scale.checkpoint.manifest import Manifest
 from dlrm_scale.config import CheckpointConfig
 from dlrm_scale.errors import ConfigError
 
-__all__ = ["MOST_RESTORES", "check_expected_restores", "delta_codecs", "lossy_restores_after", "stored_codecs"]
+__all__ = [
+    "MOST_RESTORES",
+    "check_expected_restores",
+    "delta_codecs",
+    "encoded_tensors",
+    "lossy_restores_after",
+    "stored_codecs",
+]
 
 MOST_RESTORES = 10
 """Restores from int8 rows that there is evidence for."""
@@ -53,6 +60,27 @@ def delta_codecs(config: CheckpointConfig, lossy_restores: int) -> tuple[str, st
     """
     rows = "none" if lossy_restores >= config.expected_restores else _ROWS[config.delta_rows]
     return rows, _STATE[config.delta_state]
+
+
+def encoded_tensors(manifest: Manifest, table: str) -> dict[str, dict[str, object]]:
+    """What encoding has lost of a table in one checkpoint: by tensor its codec, encoded and exact rows, and errors.
+
+    Rows of tables that are cut into columns count once for each cut. Tensors that aren't encoded are left out.
+    """
+    entries = [entry for file in manifest.files for entry in file.entries if entry.table == table]
+    found: dict[str, dict[str, object]] = {}
+    for name in sorted({name for entry in entries for name, t in entry.tensors.items() if t.error is not None}):
+        encoded = [(entry, t, t.error) for entry in entries if (t := entry.tensors[name]).error is not None]
+        rows = sum(entry.rows for entry, _, _ in encoded)
+        total = sum(error.mean_absolute * entry.rows for entry, _, error in encoded if error is not None)
+        found[name] = {
+            "codec": encoded[0][1].codec,
+            "rows": rows,
+            "exact_rows": sum(entry.rows for entry in entries) - rows,
+            "max_error": max(error.max_absolute for _, _, error in encoded if error is not None),
+            "mean_error": total / rows if rows else 0.0,
+        }
+    return found
 
 
 def stored_codecs(manifests: Sequence[Manifest]) -> list[str]:

@@ -97,10 +97,15 @@ def show(
         f"{manifest.ranks} ranks, optimizer {manifest.optimizer}, {_local_time(manifest.created_unix_seconds)}"
     )
     typer.echo(f"follows {manifest.parent.name if manifest.parent else 'nothing'}")
-    table = Table("table", "rows", "dim", "rows here", "share", "size", "state")
+    table = Table("table", "rows", "dim", "rows here", "share", "size", "state", *(["error"] if manifest.lossy else []))
     for column in table.columns[1:6]:
         column.justify = "right"
     for found in summary["tables"]:
+        errors = [
+            f"{name} {e['codec']}: {e['max_error']:.2g} at most, {e['mean_error']:.2g} on average, "
+            f"{format_count(e['exact_rows'])} rows exact"
+            for name, e in found["encoded"].items()
+        ]
         table.add_row(
             found["name"],
             format_count(found["rows"]),
@@ -109,8 +114,11 @@ def show(
             f"{100 * found['rows_written'] / found['rows']:.1f} %",
             format_bytes(found["bytes"]),
             ", ".join(found["state"]),
+            *(["\n".join(errors)] if manifest.lossy else []),
         )
     Console().print(table)
+    if manifest.lossy or manifest.lossy_restores:
+        typer.echo(f"lossy restores before it: {manifest.lossy_restores}")
     for file in summary["files"]:
         typer.echo(f"{file['name']}  {format_bytes(file['bytes'])}  xxh3-128 {file['xxh3_128']}")
     typer.echo(f"cursor {json.dumps(manifest.cursor)}")
@@ -255,6 +263,8 @@ def _best(run: str, root: str) -> str | None:
 
 
 def _summary(manifest: "Manifest") -> dict[str, Any]:
+    from dlrm_scale.checkpoint.lossy import encoded_tensors
+
     tables = []
     for table in manifest.tables:
         entries = [e for f in manifest.files for e in f.entries if e.table == table.name]
@@ -267,6 +277,7 @@ def _summary(manifest: "Manifest") -> dict[str, Any]:
                 "rows_written": round(cells / table.dim),
                 "bytes": sum(t.size_bytes for e in entries for t in e.tensors.values()),
                 "state": sorted(table.state),
+                "encoded": encoded_tensors(manifest, table.name),
             }
         )
     files = [

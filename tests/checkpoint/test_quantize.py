@@ -1,10 +1,12 @@
 """Encoded values stay within the bound of their codec, and rows that can't are found."""
 
+import json
 from pathlib import Path
 
 import fbgemm_gpu  # noqa: F401  loads its operators
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from dlrm_scale.checkpoint import Chain, find_chain
 from dlrm_scale.checkpoint.codec import decode, decode_into
@@ -13,6 +15,7 @@ from dlrm_scale.checkpoint.format import TensorSource
 from dlrm_scale.checkpoint.lossy import lossy_restores_after, stored_codecs
 from dlrm_scale.checkpoint.manifest import EntryRecord, check_manifest
 from dlrm_scale.checkpoint.quantize import LARGEST_ERROR_SHARE, encoded_source, lossy_rows
+from dlrm_scale.cli.checkpoint import app
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.schema import TableSpec
 from tests.checkpoint.simulated_run import SHARDING_TYPES, TABLES, Run, load, load_chain, make_layout, make_truth
@@ -296,3 +299,22 @@ def test_a_codec_of_a_newer_version_is_refused_by_its_name(tmp_path: Path) -> No
         check_manifest(with_weight(codec="bf16"))
     with pytest.raises(CheckpointError, match="encoded tensors in a lossless delta"):
         check_manifest(chain.tip.model_copy(update={"lossy": False}))
+
+
+def test_show_tells_what_each_table_has_lost(tmp_path: Path) -> None:
+    _, chain = _saved(tmp_path / "ck", delta_state="bf16")
+    runner = CliRunner()
+    shown = json.loads(runner.invoke(app, ["show", str(tmp_path / "ck"), "2", "--json"]).output)
+    tables = {table["name"]: table["encoded"] for table in shown["tables"]}
+    weight = tables["C1"]["weight"]
+    assert (weight["codec"], weight["rows"], weight["exact_rows"]) == ("int8_rows", 58, 2)
+    errors = [e.tensors["weight"].error for e in _entries(chain, "C1")]
+    assert weight["max_error"] == max(error.max_absolute for error in errors if error is not None)
+    assert 0 < weight["mean_error"] < weight["max_error"]
+    assert tables["C1"]["momentum1"]["codec"] == "bf16"
+    assert (shown["lossy"], shown["lossy_restores"]) == (True, 0)
+    baseline = json.loads(runner.invoke(app, ["show", str(tmp_path / "ck"), "1", "--json"]).output)
+    assert [table["encoded"] for table in baseline["tables"]] == [{}, {}, {}, {}]
+    words = runner.invoke(app, ["show", str(tmp_path / "ck"), "2"], env={"COLUMNS": "300"}).output
+    assert "weight int8_rows:" in words
+    assert "2 rows exact" in words
