@@ -78,7 +78,8 @@ def evaluate(
     if json_output:
         values = {"run": run, "data": request.data, "split": split, "step": result.step, "checkpoint": chosen}
         slices = {"by": by, "slices": {name: m.as_dict() for name, m in result.slices.items()}} if by else {}
-        json.dump({**values, "notes": result.notes, **result.metrics.as_dict(), **slices}, sys.stdout)
+        about = {"notes": result.notes, "memory": result.memory}
+        json.dump({**values, **about, **result.metrics.as_dict(), **slices}, sys.stdout)
         sys.stdout.write("\n")
         return
     for note in result.notes:

@@ -3,9 +3,12 @@
 import json
 import os
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from dlrm_scale.train.run_folder import RunRequest
 
 __all__ = ["train"]
 
@@ -44,6 +47,14 @@ def train(
             "rows that stay must still mean the same.",
         ),
     ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Check config, dataset, plan and memory, tell what the run would do, and leave nothing behind. Exits "
+            "as the run would: 3 where it doesn't fit.",
+        ),
+    ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Train a model on a preprocessed dataset.
@@ -77,6 +88,9 @@ def train(
     from dlrm_scale.train.trainer import train_rank
 
     local_ranks = nproc if nproc is not None else default_local_ranks(request.config.train.device)
+    if dry_run:
+        _dry_run(request, local_ranks, json_output)
+        return
     result = launch(train_rank, request, local_ranks, request.config.run.shutdown_seconds)
     if os.environ.get("RANK", "0") != "0":
         return
@@ -85,3 +99,14 @@ def train(
         sys.stdout.write("\n")
     else:
         typer.echo(summary_table(result, request.config.run.path))
+
+
+def _dry_run(request: "RunRequest", local_ranks: int, json_output: bool) -> None:
+    from dlrm_scale.train.dry_run import describe_dry_run, dry_run_rank
+    from dlrm_scale.train.launch import launch
+
+    found = launch(dry_run_rank, request, local_ranks, request.config.run.shutdown_seconds)
+    if os.environ.get("RANK", "0") == "0":
+        typer.echo(json.dumps(found.as_dict()) if json_output else describe_dry_run(found))
+    if found.refusal is not None:
+        raise found.refusal

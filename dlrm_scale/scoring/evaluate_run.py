@@ -14,6 +14,8 @@ from dlrm_scale.sharding.pipeline import make_eval_pipeline
 from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
 from dlrm_scale.train.chain_choice import agree_on_chain
 from dlrm_scale.train.evaluate import evaluate_slices
+from dlrm_scale.train.memory.memory_check import ScoringMemory
+from dlrm_scale.train.memory.memory_use import memory_use
 from dlrm_scale.train.metrics.metrics import ClickMetrics
 from dlrm_scale.train.metrics.row_slices import make_slices
 from dlrm_scale.train.metrics.score_ranking import auc_kind
@@ -57,14 +59,16 @@ class EvaluationResult:
     Attributes:
         step: of the checkpoint.
         metrics: over all rows of the split.
-        notes: damaged checkpoints that were skipped.
+        notes: damaged checkpoints that were skipped, memory that is short.
         slices: over the rows of each slice, by its name.
+        memory: predicted and used, see `memory_use`.
     """
 
     step: int
     metrics: ClickMetrics
     notes: list[str]
     slices: Mapping[str, ClickMetrics]
+    memory: Mapping[str, object]
 
 
 def evaluate_rank(request: EvaluationRequest, stop: StopRequest) -> EvaluationResult:
@@ -72,7 +76,7 @@ def evaluate_rank(request: EvaluationRequest, stop: StopRequest) -> EvaluationRe
 
     Raises:
         CheckpointError: no checkpoint, or one that doesn't fit; DatasetError: a dataset that doesn't fit.
-        ConfigError: slices that can't be made.
+        ConfigError: slices that can't be made; PlanError: not enough memory.
         TrainingError: a signal ended it.
     """
     config = request.config
@@ -88,7 +92,12 @@ def evaluate_rank(request: EvaluationRequest, stop: StopRequest) -> EvaluationRe
                 remedy="evaluate on labeled rows, or score these with `dlrm-scale predict`",
             )
         slices = make_slices(request.by, dataset, request.split, request.top) if request.by else None
-        restored, pipeline = restored_pipeline(config, dataset, ranks, request.run, request.step, request.manifest)
+        memory = ScoringMemory(
+            config, dataset, dataset.split_rows(request.split), ranks, slices=len(slices.names) if slices else 0
+        )
+        restored, pipeline = restored_pipeline(
+            config, dataset, ranks, request.run, request.step, request.manifest, memory
+        )
         batches = EvalLoader(
             dataset,
             split=request.split,
@@ -103,14 +112,24 @@ def evaluate_rank(request: EvaluationRequest, stop: StopRequest) -> EvaluationRe
         if evaluation is None:
             raise interrupted(stop)
         return EvaluationResult(
-            step=restored.step, metrics=evaluation.metrics, notes=restored.notes, slices=evaluation.slices
+            step=restored.step,
+            metrics=evaluation.metrics,
+            notes=[*memory.warnings, *restored.notes],
+            slices=evaluation.slices,
+            memory=memory_use(memory.estimate, ranks),
         )
     finally:
         close_ranks()
 
 
 def restored_pipeline(
-    config: Config, dataset: Dataset, ranks: Ranks, run: str, step: int | None, manifest: str
+    config: Config,
+    dataset: Dataset,
+    ranks: Ranks,
+    run: str,
+    step: int | None,
+    manifest: str,
+    memory: ScoringMemory,
 ) -> tuple[RestoredRun, EvalPipeline]:
     """Build the model, fill it from a checkpoint and make a pipeline that scores with it; a collective.
 
@@ -121,11 +140,14 @@ def restored_pipeline(
         run: folder of the run.
         step: checkpoint of this step; None for the newest.
         manifest: name of the checkpoint's manifest, which goes before `step`; or "".
+        memory: checked before the model is built, and before its tables are allocated.
 
     Raises:
         CheckpointError: no checkpoint, or one that doesn't fit; DatasetError: a dataset that doesn't fit.
+        PlanError: no plan, or not enough memory.
     """
-    model = build_on_ranks(config, dataset, ranks)
+    memory.check_dense()
+    model = build_on_ranks(config, dataset, ranks, memory.check)
     location = RunFolder(path=Path(run)).checkpoints
     chain = agree_on_chain(location, ranks, step, manifest=manifest)
     if chain is None:

@@ -1,7 +1,7 @@
 """Scoring rows with a run's checkpoint, on any number of ranks, into one file in the order of the rows."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,8 @@ from dlrm_scale.scoring.score_file import RowPlaces, ScoreFormat, ScoreWriter
 from dlrm_scale.scoring.score_progress import ScoreProgress
 from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
 from dlrm_scale.train.evaluate import MetricParts, ScoredRows, gather_scores, stop_wanted, true_rows
+from dlrm_scale.train.memory.memory_check import ScoringMemory
+from dlrm_scale.train.memory.memory_use import memory_use
 from dlrm_scale.train.metrics.click_sums import ClickSums
 from dlrm_scale.train.metrics.metrics import ClickMetrics
 from dlrm_scale.train.metrics.score_ranking import auc_kind
@@ -67,8 +69,9 @@ class PredictResult:
         mean_prediction: mean predicted probability; None without rows, or when one isn't finite.
         nonfinite: rows whose logit isn't finite.
         metrics: where rows have labels.
-        notes: damaged checkpoints that were skipped.
+        notes: damaged checkpoints that were skipped, memory that is short.
         seconds: wall time of the scoring.
+        memory: predicted and used, see `memory_use`.
     """
 
     step: int
@@ -78,6 +81,7 @@ class PredictResult:
     metrics: ClickMetrics | None
     notes: list[str]
     seconds: float
+    memory: Mapping[str, object]
 
 
 def is_labeled(dataset: Dataset) -> bool:
@@ -102,6 +106,7 @@ def predict_rank(request: PredictRequest, stop: StopRequest) -> PredictResult:
     Raises:
         CheckpointError: no checkpoint, or one that doesn't fit.
         DatasetError: a dataset that doesn't fit, or the file can't be written.
+        PlanError: not enough memory.
         TrainingError: a signal ended it.
     """
     config = request.config
@@ -119,9 +124,11 @@ def predict_rank(request: PredictRequest, stop: StopRequest) -> PredictResult:
 def _predict(request: PredictRequest, dataset: Dataset, ranks: Ranks, stop: StopRequest) -> PredictResult:
     config = request.config
     labeled = is_labeled(dataset)
-    restored, pipeline = restored_pipeline(config, dataset, ranks, request.run, request.step, request.manifest)
+    scored_rows = _only(dataset, request.places.ranges)
+    memory = ScoringMemory(config, dataset, scored_rows.split_rows("test"), ranks)
+    restored, pipeline = restored_pipeline(config, dataset, ranks, request.run, request.step, request.manifest, memory)
     batches = EvalLoader(
-        _only(dataset, request.places.ranges),
+        scored_rows,
         split="test",
         batch_size=config.train.validation_batch_size or config.data.batch_size,
         rank=ranks.rank,
@@ -173,8 +180,9 @@ def _predict(request: PredictRequest, dataset: Dataset, ranks: Ranks, stop: Stop
         mean_prediction=sums.mean_prediction if sums.rows and not sums.nonfinite else None,
         nonfinite=sums.nonfinite,
         metrics=parts.metrics(ranks) if parts is not None else None,
-        notes=restored.notes,
+        notes=[*memory.warnings, *restored.notes],
         seconds=time.monotonic() - started,
+        memory=memory_use(memory.estimate, ranks),
     )
 
 

@@ -8,8 +8,8 @@ from dlrm_scale.units import format_bytes, format_count
 __all__ = ["describe_plan"]
 
 
-def describe_plan(rows: Sequence[Mapping[str, object]], owners: Mapping[str, str]) -> str:
-    """Lay a plan out as a table, with a line for the optimizers.
+def describe_plan(rows: Sequence[Mapping[str, object]], owners: Mapping[str, str] | None = None) -> str:
+    """Lay a plan out as a table, with a line for the optimizers if they are known.
 
     Args:
         rows: a table each: table, rows, dim, type, shards, ranks, bytes a rank.
@@ -32,6 +32,8 @@ def describe_plan(rows: Sequence[Mapping[str, object]], owners: Mapping[str, str
     text = "\n".join(
         "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in [header, *lines]
     )
+    if owners is None:
+        return text
     counts = Counter(owners.values())
     return (
         text + "\noptimizers: " + ", ".join(f"{name} owns {count} parameters" for name, count in sorted(counts.items()))

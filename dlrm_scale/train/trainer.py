@@ -59,7 +59,7 @@ from dlrm_scale.train.setup import (
 from dlrm_scale.train.starting_values import choose_start, fill_model
 from dlrm_scale.train.stop import StopRequest
 
-__all__ = ["train_rank"]
+__all__ = ["check_equal_runs", "train_rank"]
 
 
 def train_rank(request: RunRequest, stop: StopRequest) -> RunResult:
@@ -88,7 +88,7 @@ def _train(request: RunRequest, stop: StopRequest, ranks: Ranks) -> RunResult:
     config = request.config
     clock = StepClock()
     dataset = Dataset.open(Path(config.data.path))
-    _check_equal_runs(request, dataset, ranks)
+    check_equal_runs(request, dataset, ranks)
     chain, continues = choose_start(request, ranks)
     loaders = _Loaders(dataset, config, ranks)
     try:
@@ -301,7 +301,7 @@ def _finish(
     return result
 
 
-def _check_equal_runs(request: RunRequest, dataset: Dataset, ranks: Ranks) -> None:
+def check_equal_runs(request: RunRequest, dataset: Dataset, ranks: Ranks) -> None:
     """Refuse ranks that were started with different settings or data, on every rank.
 
     Paths may differ between hosts; everything else would train a mixture or hang.

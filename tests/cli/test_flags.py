@@ -15,7 +15,8 @@ FLAGS = {
         "--decimal-ids --multi-hot --column --force --json"
     ),
     "train": (
-        "CONFIG --set --nproc --resume --init-from --tables-only --allow-new-tables --allow-resized-tables --json"
+        "CONFIG --set --nproc --resume --init-from --tables-only --allow-new-tables --allow-resized-tables "
+        "--dry-run --json"
     ),
     "evaluate": "RUN --data --split --step --by --top --nproc --set --json",
     "predict": (

@@ -20,21 +20,29 @@ from dlrm_scale.train.memory.batch_memory import batch_bytes, id_bytes, looked_u
 from dlrm_scale.train.memory.process_memory import resident_bytes
 from dlrm_scale.units import MIB
 
-__all__ = ["MemoryEstimate", "MemoryItem", "estimate_dense", "estimate_memory"]
+__all__ = [
+    "DENSE_STATES",
+    "READER_BYTES",
+    "SCORE_BYTES",
+    "MemoryEstimate",
+    "MemoryItem",
+    "estimate_dense",
+    "estimate_memory",
+]
 
-_DENSE_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
+DENSE_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
 _VECTOR_COPIES = 3
 """Of a row's pooled vectors: as looked up, exchanged, joined with the bottom MLP's, and some gradients (measured)."""
 _ACTIVATION_COPIES = 1.25
 """Activations, and those gradients that are alive at one time (measured on an MLP and a DCNv2)."""
 _RECORD_BATCHES_BYTES = 12 * MIB
-_READER_BYTES = 4 * MIB
+READER_BYTES = 4 * MIB
 """Of a thread that reads ahead, beside its windows: the record batches it holds, the numbers that permute a window."""
 _GROWTH_BYTES = 128 * MIB
 """Compiled numba functions, threads, allocator and library buffers that come with the first steps (CPU, measured)."""
 _GROWTH_RANK_0_BYTES = 16 * MIB
 """TensorBoard and metrics, on rank 0."""
-_SCORE_BYTES = 12
+SCORE_BYTES = 12
 """Of a validation row: its logit to rank, and room to sort and exchange them."""
 
 
@@ -63,6 +71,7 @@ class MemoryEstimate:
         held_bytes: main memory that the process has already, libraries included.
         largest_table: the table with most bytes here, or "".
         largest_table_type: its sharding type.
+        trains_nothing: rows are only scored.
     """
 
     rank: int
@@ -70,6 +79,7 @@ class MemoryEstimate:
     held_bytes: int
     largest_table: str = ""
     largest_table_type: str = ""
+    trains_nothing: bool = False
 
     @property
     def host_bytes(self) -> int:
@@ -106,7 +116,7 @@ def estimate_memory(
     pooling = mean_ids(dataset)
     a_batch = batch_bytes(rows, pooling)
     validation_rows = -(-(config.train.validation_batch_size or config.data.batch_size) // ranks.ranks)
-    states = _DENSE_STATES[config.dense_optimizer.kind]
+    states = DENSE_STATES[config.dense_optimizer.kind]
     slices = min(config.train.micro_batches, rows)
     activations = int(4 * dense.activations_per_row * -(-rows // slices) * _ACTIVATION_COPIES)
     vectors = 4 * rows * _VECTOR_COPIES * max(dense.vectors_per_row, looked_up_columns(layout, ranks.rank, ranks.ranks))
@@ -126,7 +136,7 @@ def estimate_memory(
     host = [
         ("windows of the loader", _window_bytes(config, loader, ranks, pooling) + _RECORD_BATCHES_BYTES),
         ("batches", batches + (config.data.prefetch_batches + BATCHES_IN_USE) * batch_bytes(validation_rows, pooling)),
-        ("scores of a validation", _SCORE_BYTES * -(-dataset.split_rows("validation") // ranks.ranks)),
+        ("scores of a validation", SCORE_BYTES * -(-dataset.split_rows("validation") // ranks.ranks)),
         ("dense copy of checkpoints", 4 * dense.parameters * (1 + states) if ranks.rank == 0 else 0),
         ("growth of the process", _GROWTH_BYTES + (_GROWTH_RANK_0_BYTES if ranks.rank == 0 else 0)),
     ]
@@ -144,15 +154,16 @@ def estimate_memory(
     )
 
 
-def estimate_dense(config: Config, tables: int, ranks: Ranks) -> MemoryEstimate:
+def estimate_dense(config: Config, tables: int, ranks: Ranks, *, trains: bool = True) -> MemoryEstimate:
     """Predict what the dense part alone takes: it is built, in main memory, before there is a plan.
 
     Args:
         config: the whole run's.
         tables: number of tables.
         ranks: the process group.
+        trains: gradients and optimizer state are needed too.
     """
-    copies = 3 + _DENSE_STATES[config.dense_optimizer.kind] if ranks.device.type == "cpu" else 1
+    copies = 3 + DENSE_STATES[config.dense_optimizer.kind] if trains and ranks.device.type == "cpu" else 1
     size_bytes = 4 * dense_sizes(config.model, tables).parameters * copies
     item = MemoryItem(name="dense parameters, gradients and state", size_bytes=size_bytes)
     return MemoryEstimate(rank=ranks.rank, items=(item,), held_bytes=resident_bytes())
@@ -164,4 +175,4 @@ def _window_bytes(config: Config, loader: TrainLoader, ranks: Ranks, pooling: Se
     rows = windows * min(order.largest_window_rows, order.rows)
     bags = sum(ids for ids in pooling if ids != 1)
     words = (RAGGED_ROW_WORDS + 2 * 1.25 * bags) if bags else ROW_WORDS
-    return int(4 * words * rows) + (_READER_BYTES * readers if readers > 1 else 0)
+    return int(4 * words * rows) + (READER_BYTES * readers if readers > 1 else 0)

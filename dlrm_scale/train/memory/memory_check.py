@@ -20,10 +20,11 @@ from dlrm_scale.train.memory.estimate_peak import (
     estimate_dense,
     estimate_memory,
 )
+from dlrm_scale.train.memory.estimate_scoring import estimate_scoring
 from dlrm_scale.train.memory.staging_plan import StagingNeed, plan_staging, staging_memory_bytes
 from dlrm_scale.units import format_bytes
 
-__all__ = ["MemoryCheck", "RankMemory", "check_memory", "describe_memory"]
+__all__ = ["MemoryCheck", "RankMemory", "ScoringMemory", "check_memory", "describe_memory", "gather_memory"]
 
 _RANKS_SHOWN = 8
 
@@ -54,18 +55,20 @@ class MemoryCheck:
 
     Attributes:
         estimate: this rank's, after `check`.
+        needs: of all ranks, after `check`, also after one that refuses.
         staging: every rank's memory for snapshots, after `check`; equal on all ranks.
         warnings: what `check_memory` returned.
     """
 
     def __init__(self, config: Config, dataset: Dataset, loader: TrainLoader, ranks: Ranks) -> None:
         self._config, self._dataset, self._loader, self._ranks = config, dataset, loader, ranks
+        self.needs: list[RankMemory] = []
         self.warnings: list[str] = []
 
     def check_dense(self) -> None:
         """Before the model is built: see `check_memory`, for its dense part alone. A collective."""
         estimate = estimate_dense(self._config, len(self._dataset.table_rows), self._ranks)
-        check_memory(estimate, self._ranks, self._config.train.memory_check)
+        check_memory(gather_memory(estimate, self._ranks), self._ranks.local_ranks, self._config.train.memory_check)
 
     def check(self, layout: ShardLayout) -> None:
         """See `check_memory`. A collective."""
@@ -84,15 +87,63 @@ class MemoryCheck:
         mine = self.staging[self._ranks.rank]
         item = MemoryItem(name="staging of checkpoints", size_bytes=mine.size_bytes + mine.ids_bytes)
         self.estimate = replace(estimate, items=(*estimate.items, item))
-        self.warnings = check_memory(self.estimate, self._ranks, self._config.train.memory_check)
+        self.needs = gather_memory(self.estimate, self._ranks)
+        self.warnings = check_memory(self.needs, self._ranks.local_ranks, self._config.train.memory_check)
 
 
-def check_memory(estimate: MemoryEstimate, ranks: Ranks, policy: Literal["refuse", "warn"]) -> list[str]:
-    """Compare what all ranks need with what there is. A collective.
+class ScoringMemory:
+    """As `MemoryCheck`, where rows are only scored.
+
+    Args:
+        config: of the run.
+        dataset: what is scored.
+        rows: rows that are scored, over all ranks.
+        ranks: the process group.
+        slices: of rows, with metrics of their own.
+
+    Attributes:
+        estimate: this rank's, after `check`.
+        warnings: what `check_memory` returned.
+    """
+
+    def __init__(self, config: Config, dataset: Dataset, rows: int, ranks: Ranks, *, slices: int = 0) -> None:
+        self._config, self._dataset, self._rows, self._ranks, self._slices = config, dataset, rows, ranks, slices
+        self.warnings: list[str] = []
+
+    def check_dense(self) -> None:
+        """Before the model is built: see `check_memory`, for its dense part alone. A collective."""
+        self._compare(estimate_dense(self._config, len(self._dataset.table_rows), self._ranks, trains=False))
+
+    def check(self, layout: ShardLayout) -> None:
+        """See `check_memory`. A collective."""
+        self.estimate = estimate_scoring(
+            self._config, self._dataset, layout, self._rows, self._ranks, slices=self._slices
+        )
+        self.warnings = self._compare(self.estimate)
+
+    def _compare(self, estimate: MemoryEstimate) -> list[str]:
+        needs = gather_memory(estimate, self._ranks)
+        return check_memory(needs, self._ranks.local_ranks, self._config.train.memory_check)
+
+
+def gather_memory(estimate: MemoryEstimate, ranks: Ranks) -> list[RankMemory]:
+    """What all ranks need and see, by rank. A collective.
 
     Args:
         estimate: this rank's.
-        ranks: the process group; ranks of one host follow one another.
+        ranks: the process group.
+    """
+    device_free = torch.cuda.mem_get_info(ranks.device)[0] if ranks.device.type == "cuda" else None
+    mine = RankMemory(estimate=estimate, host_free_bytes=host_memory().free_bytes, device_free_bytes=device_free)
+    return [view for view in ranks.gather_objects(mine) if isinstance(view, RankMemory)]
+
+
+def check_memory(needs: Sequence[RankMemory], local_ranks: int, policy: Literal["refuse", "warn"]) -> list[str]:
+    """Compare what all ranks need with what there is.
+
+    Args:
+        needs: of all ranks; those of one host follow one another.
+        local_ranks: how many a host has.
         policy: `train.memory_check`.
 
     Returns:
@@ -101,11 +152,7 @@ def check_memory(estimate: MemoryEstimate, ranks: Ranks, policy: Literal["refuse
     Raises:
         PlanError: it isn't, and `policy` is `refuse`; on every rank, with the numbers of each rank that is concerned.
     """
-    device_free = torch.cuda.mem_get_info(ranks.device)[0] if ranks.device.type == "cuda" else None
-    mine = RankMemory(estimate=estimate, host_free_bytes=host_memory().free_bytes, device_free_bytes=device_free)
-    gathered = ranks.gather_objects(mine)
-    views = [view for view in gathered if isinstance(view, RankMemory)]
-    problem = _problem(views, ranks.local_ranks)
+    problem = _problem(needs, local_ranks)
     if problem is None:
         return []
     if policy == "refuse":
@@ -151,6 +198,10 @@ def _error(what: str, estimates: Sequence[MemoryEstimate], needed: int) -> PlanE
 def _remedy(estimate: MemoryEstimate) -> str:
     largest = max(estimate.items, key=lambda item: item.size_bytes).name
     table = estimate.largest_table
+    if "scores" in largest:
+        return "use train.auc=binned, or more ranks"
+    if estimate.trains_nothing and ("batches" in largest or "activations" in largest):
+        return "use a smaller train.validation_batch_size, or more ranks"
     if "data-parallel" in largest:
         return f'use another type than data_parallel for {table}, as in sharding.tables.{table} = "row_wise"'
     if "windows" in largest:

@@ -1,6 +1,6 @@
 """A rank's memory is predicted before it is allocated, closely enough to refuse what won't fit."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,21 +133,6 @@ def test_memory_that_is_short_is_only_warned_of_if_asked_for(dataset: Path, tmp_
     assert not (tmp_path / "other").exists()
 
 
-@dataclass
-class _Gathering:
-    """Ranks that all see what was given."""
-
-    views: list[RankMemory]
-    local_ranks: int
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
-
-    def gather_objects(self, value: object) -> list[object]:
-        return list(self.views)
-
-
 def _rank(rank: int, host: int, free: int, device: int = 0, device_free: int | None = None) -> RankMemory:
     items = (
         MemoryItem(name="tables", size_bytes=host),
@@ -158,8 +143,7 @@ def _rank(rank: int, host: int, free: int, device: int = 0, device_free: int | N
 
 
 def _check(views: list[RankMemory], local_ranks: int, policy: Any = "refuse") -> list[str]:
-    ranks: Any = _Gathering(views, local_ranks)
-    return check_memory(views[0].estimate, ranks, policy)
+    return check_memory(views, local_ranks, policy)
 
 
 def test_ranks_of_one_host_share_its_memory() -> None:

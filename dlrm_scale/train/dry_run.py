@@ -1,0 +1,216 @@
+"""What a run would do: everything is checked up to the point at which tables are allocated, and nothing is left behind."""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlrm_scale.data.dataset.dataset import Dataset
+from dlrm_scale.data.loading.loader import TrainLoader
+from dlrm_scale.errors import ConfigError, PlanError
+from dlrm_scale.install import check_install
+from dlrm_scale.layout import ShardLayout
+from dlrm_scale.sharding.plan_file import plan_rows
+from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
+from dlrm_scale.train.feature_mapping import check_feature_mapping
+from dlrm_scale.train.memory.memory_check import MemoryCheck, RankMemory, describe_memory
+from dlrm_scale.train.plan_table import describe_plan
+from dlrm_scale.train.run_folder import RunRequest
+from dlrm_scale.train.setup import build_on_ranks, device_kind, precision_notes, set_threads
+from dlrm_scale.train.starting_values import choose_start
+from dlrm_scale.train.stop import StopRequest
+from dlrm_scale.train.summary import text_table
+from dlrm_scale.train.trainer import check_equal_runs
+from dlrm_scale.units import format_bytes, format_count
+
+__all__ = ["DryRun", "describe_dry_run", "dry_run_rank"]
+
+_RANKS_SHOWN = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryRun:
+    """What a run would do.
+
+    Attributes:
+        ranks: how many.
+        device: `cpu` or `cuda`.
+        training_rows: of an epoch.
+        validation_rows: of the dataset's split.
+        dropped_rows: of each epoch, by `data.drop_last`.
+        batch_size: global.
+        steps_per_epoch: of all training rows.
+        start_step: steps that are done already.
+        last_step: the run's last.
+        start: where weights come from.
+        plan: a table each, see `plan_rows`.
+        needs: memory of all ranks, by rank.
+        local_ranks: ranks that share a host's memory.
+        notes: what a run would say at its beginning.
+        refusal: why the run would be refused for its memory; None if it would start.
+    """
+
+    ranks: int
+    device: str
+    training_rows: int
+    validation_rows: int
+    dropped_rows: int
+    batch_size: int
+    steps_per_epoch: int
+    start_step: int
+    last_step: int
+    start: str
+    plan: Sequence[Mapping[str, object]]
+    needs: Sequence[RankMemory]
+    local_ranks: int
+    notes: Sequence[str]
+    refusal: PlanError | None
+
+    def as_dict(self) -> dict[str, object]:
+        """JSON-ready values by name; `memory` has a dict for each rank."""
+        values = {name: value for name, value in vars(self).items() if name not in ("needs", "refusal")}
+        refusal = None if self.refusal is None else str(self.refusal)
+        return {**values, "memory": [_memory(need) for need in self.needs], "refusal": refusal}
+
+
+class _Planned(Exception):
+    """Ends the building of a model once its plan is known: what follows is the allocation of its tables."""
+
+
+def dry_run_rank(request: RunRequest, stop: StopRequest) -> DryRun:
+    """Go as far as a run goes before it allocates tables or writes; called on every rank with the same request.
+
+    Raises:
+        DlrmScaleError: what `train_rank` would raise; memory that is too short for the plan is in the result.
+    """
+    config = request.config
+    kind = device_kind(config)
+    check_install(device=kind)
+    ranks = init_ranks(kind, config.train.collective_timeout_seconds)
+    try:
+        set_threads(config, ranks.local_ranks)
+        return _rehearse(request, ranks)
+    finally:
+        close_ranks()
+
+
+def _rehearse(request: RunRequest, ranks: Ranks) -> DryRun:
+    config = request.config
+    dataset = Dataset.open(Path(config.data.path))
+    check_equal_runs(request, dataset, ranks)
+    problem = ranks.broadcast_object(_unwritable(Path(config.run.path)))
+    if isinstance(problem, ConfigError):
+        raise problem
+    notes = [f"changed by --set: {path} from {before} to {after}" for path, before, after in request.changes]
+    start, cursor = _read_start(request, dataset, ranks, notes)
+    loader = TrainLoader(
+        dataset, config.data, rank=ranks.rank, ranks=ranks.ranks, epochs=config.train.epochs, cursor=cursor
+    )
+    memory = MemoryCheck(config, dataset, loader, ranks)
+    memory.check_dense()
+    plan: list[dict[str, object]] = []
+    refusal: PlanError | None = None
+
+    def end_here(layout: ShardLayout) -> None:
+        nonlocal refusal
+        plan.extend(plan_rows(layout, config.sparse_optimizer.kind))
+        try:
+            memory.check(layout)
+        except PlanError as error:
+            refusal = error
+        raise _Planned
+
+    with suppress(_Planned):
+        build_on_ranks(config, dataset, ranks, end_here)
+    notes += [f"warning: {warning}" for warning in memory.warnings]
+    return DryRun(
+        ranks=ranks.ranks,
+        device=ranks.device.type,
+        training_rows=loader.rows,
+        validation_rows=dataset.split_rows("validation"),
+        dropped_rows=loader.dropped_rows,
+        batch_size=config.data.batch_size,
+        steps_per_epoch=loader.steps_per_epoch,
+        start_step=loader.start_step,
+        last_step=min(config.train.max_steps or loader.total_steps, loader.total_steps),
+        start=start,
+        plan=plan,
+        needs=memory.needs,
+        local_ranks=ranks.local_ranks,
+        notes=[*notes, *precision_notes(config, ranks.device)],
+        refusal=refusal,
+    )
+
+
+def _read_start(
+    request: RunRequest, dataset: Dataset, ranks: Ranks, notes: list[str]
+) -> tuple[str, Mapping[str, object] | None]:
+    """Find the checkpoint that the run would begin with, and check that it was trained on such rows.
+
+    Returns:
+        Where weights come from, and the position in the data.
+    """
+    chain, continues = choose_start(request, ranks)
+    if chain is None:
+        return "initial values", None
+    chain.release()  # its files aren't read
+    options = None if continues else request.warm_start
+    resized = options is not None and (options.allow_new_tables or options.allow_resized_tables)
+    notes += check_feature_mapping(
+        chain.tip.extra["feature_mapping"],
+        dataset,
+        dense=options is None or not options.tables_only,
+        vocabularies=not resized,
+    )
+    start = f"checkpoint of step {chain.tip.step}" + ("" if options is None else f" of {options.run}")
+    return start, (chain.tip.cursor or None) if continues else None
+
+
+def _unwritable(run: Path) -> ConfigError | None:
+    """Say why a run's folder can't be made, if so."""
+    there = next(path for path in (run, *run.parents) if path.exists())
+    if not there.is_dir():
+        return ConfigError(f"run.path {run}: {there} is a file", remedy="name a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        return ConfigError(f"run.path {run}: {there} can't be written", remedy="name a folder that can be")
+    return None
+
+
+def describe_dry_run(found: DryRun) -> str:
+    """Lay it out for people: the plan, what the run would do, and the memory of the ranks that need most."""
+    rows = [
+        ("start from", found.start),
+        ("ranks", f"{found.ranks} on {found.device}"),
+        ("training rows", f"{format_count(found.training_rows)}, in batches of {format_count(found.batch_size)}"),
+        ("validation rows", format_count(found.validation_rows)),
+        ("steps an epoch", format_count(found.steps_per_epoch)),
+        ("steps to do", f"{format_count(found.start_step + 1)} to {format_count(found.last_step)}"),
+    ]
+    if found.start_step >= found.last_step:
+        rows[-1] = ("steps to do", f"none: {format_count(found.start_step)} are done already")
+    if found.dropped_rows:
+        rows.append(("dropped rows", f"{format_count(found.dropped_rows)} of each epoch"))
+    fullest = sorted(found.needs, key=lambda need: -(need.estimate.host_bytes + need.estimate.device_bytes))
+    lines = [describe_memory(need.estimate) for need in sorted(fullest[:_RANKS_SHOWN], key=lambda n: n.estimate.rank)]
+    if len(fullest) > _RANKS_SHOWN:
+        lines.append(f"and {len(fullest) - _RANKS_SHOWN} ranks that need less")
+    free = format_bytes(min(need.host_free_bytes for need in found.needs))
+    shared = f"for {found.local_ranks} ranks" if found.local_ranks > 1 else "for it"
+    memory = f"memory to come, predicted; a host has {free} left {shared}:"
+    on_devices = [need.device_free_bytes for need in found.needs if need.device_free_bytes is not None]
+    if on_devices:
+        memory = f"memory to come, predicted; a host has {free} left, a GPU {format_bytes(min(on_devices))}:"
+    return "\n".join([*found.notes, describe_plan(found.plan), "", text_table(rows), "", memory, *lines])
+
+
+def _memory(need: RankMemory) -> dict[str, object]:
+    values: dict[str, object] = {
+        "rank": need.estimate.rank,
+        "needed_bytes": need.estimate.host_bytes,
+        "free_bytes": need.host_free_bytes,
+        "items": {item.name: item.size_bytes for item in need.estimate.items},
+    }
+    if need.device_free_bytes is not None:
+        values |= {"needed_device_bytes": need.estimate.device_bytes, "free_device_bytes": need.device_free_bytes}
+    return values
