@@ -1,4 +1,4 @@
-"""What a run would do: everything is checked up to the point at which tables are allocated, and nothing is left behind."""
+"""What a run would do: checked up to the point at which tables are allocated, with nothing left behind."""
 
 import os
 from collections.abc import Mapping, Sequence
