@@ -135,6 +135,30 @@ def test_losses_after_a_restore_on_other_ranks_agree_to_rounding(dataset: Path, 
         assert loss == pytest.approx(expected[step], abs=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "kind"), [(1, "table_wise"), (3, "row_wise"), (4, "table_row_wise")])
+def test_a_hundred_steps_after_a_restore_on_other_ranks_have_the_same_losses_to_a_millionth(
+    ranks: int, kind: str, dataset: Path, tmp_path: Path
+) -> None:
+    settings = [*_sharding("row_wise"), "train.epochs=14", "schedule.decay_steps=90"]
+    straight = run_training(2, tmp_path / "straight", dataset, settings)
+    run = tmp_path / "run"
+    first = run_training(2, run, dataset, [*settings, "train.max_steps=10"])
+    changed = ["train.max_steps=0", f"sharding.kind={kind}"]
+    second = run_training(ranks, run, dataset, changed, resume=True, ranks_per_host=2 if ranks == 4 else None)
+    assert second[0].result.step - second[0].result.start_step == 102
+    expected = losses(tmp_path / "straight")
+    assert losses(run).keys() == expected.keys()
+    for step, loss in losses(run).items():
+        assert loss == pytest.approx(expected[step], abs=1e-6)
+    # learning rates and rows are exact
+    assert first[0].learning_rates + second[0].learning_rates == straight[0].learning_rates
+    for index, step in enumerate(zip(*(observed.rows_per_step for observed in second), strict=True), start=10):
+        assert sorted(row for rows in step for row in rows) == sorted(
+            row for observed in straight for row in observed.rows_per_step[index]
+        )
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_losses_do_not_depend_on_the_number_of_ranks(ranks: int, dataset: Path, tmp_path: Path) -> None:
     run_training(1, tmp_path / "one", dataset, _sharding("table_wise"))
