@@ -20,6 +20,8 @@ import torch
 from dlrm_scale.checkpoint import find_chain, restore
 from dlrm_scale.checkpoint.format import file_fault
 from dlrm_scale.checkpoint.manifest_files import read_manifests
+from dlrm_scale.checkpoint.merge import merge_chain
+from dlrm_scale.checkpoint.merge_plan import MergeTarget
 from dlrm_scale.errors import CheckpointError
 from tests.checkpoint.crash_states import CrashState, Disk, crash_states
 from tests.checkpoint.faulty_storage import Event, Trace, TracedStorage, TracedStore
@@ -107,6 +109,28 @@ class Life:
             self._acknowledge()
         return not self.dead and all(outcome.committed for outcome in outcomes)
 
+    def merge(
+        self,
+        to: MergeTarget = "auto",
+        *,
+        fail: Condition | None = None,
+        kill: Condition | None = None,
+        error: int = errno.ENOSPC,
+    ) -> bool:
+        """Another program merges while the trainer, if there is one, goes on; says whether it got to its end."""
+        trainer_is_dead, self.dead = self.dead, False
+        self._fail, self._kill, self._error = fail, kill, error
+        storage = TracedStorage(self.storage, self.trace)
+        try:
+            merge_chain(storage, lambda: find_chain(storage), to)
+        except (OSError, CheckpointError):
+            assert fail is not None or kill is not None
+            return False
+        finally:
+            self._fail = self._kill = None
+            self.dead = trainer_is_dead
+        return True
+
     def _act(self, index: int, operation: str, name: str) -> None:
         if self._kill is not None and self._kill(operation, name):
             self.dead = True
@@ -152,7 +176,14 @@ class Findings:
 
 
 def examine(
-    life: Life, *, share: float = 1.0, seed: int = 0, samples: int = 8, resume_every: int = 0, start: Disk | None = None
+    life: Life,
+    *,
+    share: float = 1.0,
+    seed: int = 0,
+    samples: int = 8,
+    resume_every: int = 0,
+    start: Disk | None = None,
+    until: str | None = None,
 ) -> Findings:
     """Judge the crash states of a life.
 
@@ -163,6 +194,7 @@ def examine(
         samples: as in `crash_states`.
         resume_every: from each so many-th state a trainer resumes, saves, and crashes again; 0: from none.
         start: the disk that the life began with.
+        until: stop at the first state with a problem that these words are in.
     """
     found = Findings()
     verdicts: dict[frozenset[tuple[str, bytes]], tuple[int, list[str]]] = {}
@@ -176,6 +208,8 @@ def examine(
             problems = [*problems, f"step {state.acknowledged} was acknowledged, {step} is found"]
         place = f"after {state.operations} operations ({_last(life.trace.done, state)}), with {state.kept}"
         found.problems += [f"{problem}: {place}" for problem in problems]
+        if until is not None and any(until in problem for problem in problems):
+            break
         if resume_every and found.states % resume_every == 0 and not problems:
             found.resumed += 1
             again = _go_on(state)
@@ -223,11 +257,12 @@ def judge(storage: MemoryStorage) -> tuple[int, list[str]]:
 
 
 def random_life(seed: int) -> Life:
-    """Three starts on one to three ranks, with saves of which some fail and the last is killed."""
+    """Three starts on one to three ranks: saves of which some fail and the last is killed, and merges beside them."""
     chance = random.Random(seed)
     life = Life(
         baseline_ratio=chance.choice([1e-9, 0.3, 1.0]),
         keep_baselines=chance.choice([1, 2]),
+        policy=chance.choice(["consecutive", "one_shot", "intermittent"]),
     )
     for _ in range(3):
         kind = chance.choice(["row_wise", "table_wise", "data_parallel"])
@@ -238,6 +273,10 @@ def random_life(seed: int) -> Life:
         for _ in range(chance.randint(2, 4)):
             fails = chance.random() < 0.4
             life.save(fail=Meets(nth=chance.randint(1, 60)) if fails else None, error=chance.choice(ERRORS))
+            if chance.random() < 0.2:
+                cut = Meets(nth=chance.randint(1, 80))
+                how = chance.choice([{}, {"fail": cut}, {"kill": cut}])
+                life.merge(chance.choice(["delta", "baseline"]), error=chance.choice(ERRORS), **how)
         life.save(kill=Meets(nth=chance.randint(1, 80)))
     return life
 

@@ -139,6 +139,14 @@ class Child:
         with suppress(ProcessLookupError):
             os.kill(self.process, signal.SIGKILL)
 
+    def read_lines(self, count: int) -> None:
+        """Wait until it has written so many lines, or ends."""
+        while self.rest.count(b"\n") < count and select.select([self.reading], [], [], _LONGEST_SECONDS)[0]:
+            data = os.read(self.reading, 1 << 16)
+            if not data:
+                return
+            self.rest += data
+
     def finish(self) -> int:
         """Wait for it; its exit code, negative for a signal."""
         while data := os.read(self.reading, 1 << 16):
@@ -206,10 +214,7 @@ def end(children: list[Child], killed: int | None, pause_seconds: float) -> list
     """Wait for rank `killed`, or all; kill the others a moment later, as a launcher does; return the exit codes."""
     if killed is not None:
         # Its pipe is closed when it ends.
-        waited = select.select([children[killed].reading], [], [], _LONGEST_SECONDS)[0]
-        while waited and (data := os.read(children[killed].reading, 1 << 16)):
-            children[killed].rest += data
-            waited = select.select([children[killed].reading], [], [], _LONGEST_SECONDS)[0]
+        children[killed].read_lines(1 << 30)
         time.sleep(pause_seconds)
         for child in children:
             child.kill()
@@ -295,8 +300,9 @@ def kill_at_random(root: Path, count: int, seed: int) -> dict[str, Any]:
     with store_process() as runs:
         for kill in range(count):
             children = runs.start(root / "ck", 10_000)
-            # Any moment within the first saves: time is only how the place is drawn.
-            select.select([], [], [], 0.03 + 0.25 * chance.random())
+            # Some saves on, at any moment of the next one: time is only how the place is drawn.
+            children[0].read_lines(chance.choice([0, 0, 1, 2, 3]))
+            select.select([], [], [], 0.1 * chance.random())
             first = chance.randrange(RANKS)
             children[first].kill()
             codes = end(children, first, chance.choice([0.0, 0.0, 0.02, 0.1]) * chance.random())
