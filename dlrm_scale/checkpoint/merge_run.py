@@ -256,7 +256,8 @@ class MergeRun:
         try:
             self.storage.sync_folder("manifests")
         except OSError:
-            # A loss of power may bring it back without its data. The chain that it was made of is still there.
+            # A loss of power may bring it back, so its data stays: a sweep takes it once the name is gone for good.
+            self._written.clear()
             with suppress(OSError):
                 self.storage.remove(manifest.name)
             raise

@@ -11,6 +11,7 @@ examine(life)                               every crash state of all that
 import errno
 import json
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -71,6 +72,7 @@ class Life:
         self._fail: Condition | None = None
         self._error = errno.ENOSPC
         self._kill: Condition | None = None
+        self._seconds_later = 0
 
     def start(
         self, ranks: int = 2, *, kind: str = "row_wise", kill: Condition | None = None, **options: object
@@ -122,14 +124,19 @@ class Life:
         self._fail, self._kill, self._error = fail, kill, error
         storage = TracedStorage(self.storage, self.trace)
         try:
-            merge_chain(storage, lambda: find_chain(storage), to)
+            merge_chain(storage, lambda: find_chain(storage), to, now=self._now)
         except (OSError, CheckpointError):
             assert fail is not None or kill is not None
             return False
         finally:
             self._fail = self._kill = None
             self.dead = trainer_is_dead
+            # The next one comes when the lease of a dead one has ended.
+            self._seconds_later += 1000
         return True
+
+    def _now(self) -> float:
+        return time.time() + self._seconds_later
 
     def _act(self, index: int, operation: str, name: str) -> None:
         if self._kill is not None and self._kill(operation, name):

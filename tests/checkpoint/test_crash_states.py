@@ -3,6 +3,7 @@
 import errno
 import random
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -33,6 +34,27 @@ def whole_life() -> Life:
     return life
 
 
+def life_with_merges() -> Life:
+    """Merges beside a trainer: whole ones, one whose commit can't be made durable, killed ones, and retention after."""
+    life = Life(baseline_ratio=100)
+    life.start()
+    assert all([life.save() for _ in range(3)])
+    assert life.merge("delta")
+    assert life.save()
+    assert not life.merge("baseline", fail=Meets("sync_folder", "manifests"), error=errno.EIO)
+    assert life.save()
+    assert not life.merge("baseline", kill=Meets("write", "-r1.", nth=2))
+    assert life.merge("baseline")
+    assert life.save()
+    life.merge("delta", kill=Meets("remove", ".tmp"))
+    assert life.start(3)
+    assert life.save()
+    assert life.merge("baseline")
+    assert life.start(1, baseline_ratio=1e-9)
+    assert all([life.save() for _ in range(3)])
+    return life
+
+
 def test_no_sampled_crash_state_of_a_whole_life_is_wrong_or_older_than_acknowledged() -> None:
     found = examine(whole_life(), share=0.01, resume_every=60)
     assert found.problems == []
@@ -47,9 +69,18 @@ def test_no_sampled_crash_state_of_a_random_life_is_wrong_or_older_than_acknowle
     assert found.states > 15
 
 
+def test_no_sampled_crash_state_of_a_life_with_merges_is_wrong_or_older_than_acknowledged() -> None:
+    found = examine(life_with_merges(), share=0.01)
+    assert found.problems == []
+    assert found.states > 100
+
+
 @pytest.mark.slow
-def test_no_crash_state_of_a_whole_life_is_wrong_or_older_than_acknowledged(capsys: pytest.CaptureFixture[str]) -> None:
-    found = examine(whole_life(), samples=24, resume_every=400)
+@pytest.mark.parametrize("live", [whole_life, life_with_merges])
+def test_no_crash_state_of_a_whole_life_is_wrong_or_older_than_acknowledged(
+    live: Callable[[], Life], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = examine(live(), samples=24, resume_every=400)
     _say(found, capsys)
     assert found.problems == []
     assert found.states > 5000
