@@ -26,11 +26,13 @@ def evaluate(
     by: Annotated[
         str,
         typer.Option(
-            help="Also metrics of each day (raw file), or of the most frequent values of a category column.",
-            metavar="day|C1…C26",
+            help="Also metrics of each day (raw file); of the most frequent values of a category column, which must "
+            "have one id a row; or of an integer column's powers of two (1, 2 to 3, 4 to 7 ...; missing integers and "
+            "those below 1 are one slice, as a dataset has the same feature for them).",
+            metavar="day|C1…C26|I1…I13",
         ),
     ] = "",
-    top: Annotated[int, typer.Option(help="Values of the column that --by names.", metavar="N", min=1)] = 10,
+    top: Annotated[int, typer.Option(help="Values of the category column that --by names.", metavar="N", min=1)] = 10,
     nproc: Annotated[
         int | None, typer.Option(help="Ranks on this host. Default: one a GPU, or one on CPU.", min=1)
     ] = None,

@@ -38,7 +38,7 @@ class EvaluationRequest:
         split: `validation`, `test` or `train`.
         step: checkpoint of this step; None for the newest.
         manifest: name of the checkpoint's manifest, which goes before `step`; or "".
-        by: what the rows are sliced by, `day` or a category column; or "".
+        by: what the rows are sliced by, `day` or a column; or "".
         top: values of a column that have slices of their own.
     """
 
@@ -60,7 +60,7 @@ class EvaluationResult:
         step: of the checkpoint.
         metrics: over all rows of the split.
         notes: damaged checkpoints that were skipped, memory that is short.
-        slices: over the rows of each slice, by its name.
+        slices: over the rows of each slice that has any, by its name.
         memory: predicted and used, see `memory_use`.
     """
 
@@ -115,7 +115,8 @@ def evaluate_rank(request: EvaluationRequest, stop: StopRequest) -> EvaluationRe
             step=restored.step,
             metrics=evaluation.metrics,
             notes=[*memory.warnings, *restored.notes],
-            slices=evaluation.slices,
+            # of the powers of two most have no rows
+            slices={name: metrics for name, metrics in evaluation.slices.items() if metrics.rows},
             memory=memory_use(memory.estimate, ranks),
         )
     finally:

@@ -179,8 +179,21 @@ def test_days_and_values_add_up_to_the_whole(run: Path, capsys: pytest.CaptureFi
     assert losses / whole["rows"] == pytest.approx(whole["logloss"], abs=1e-6)
     assert run_command("evaluate", run / "run", "--by", "C5") == 0
     assert "rest" in capsys.readouterr().out
-    assert run_command("evaluate", run / "run", "--by", "I5") == 2
-    assert "allowed: day, or a category column" in capsys.readouterr().err
+    integers = run_json(capsys, "evaluate", run / "run", "--split", "train", "--by", "I5")
+    texts = [line.split(b"\t")[5].decode() for line in (run / "day_0.tsv").read_bytes().splitlines()]
+    expected = Counter(_bucket(text) for text in texts)
+    assert {name: part["rows"] for name, part in integers["slices"].items()} == expected
+    assert next(iter(integers["slices"])) == "I5 below 1 or missing"
+    assert run_command("evaluate", run / "run", "--by", "I14") == 2
+    assert "allowed: day, or a column I1 to I13, C1 to C26" in capsys.readouterr().err
+
+
+def _bucket(text: str) -> str:
+    number = int(text or 0)
+    if number < 1:
+        return "I5 below 1 or missing"
+    low = 1 << (number.bit_length() - 1)
+    return f"I5 {low:,} to {2 * low - 1:,}" if number > 1 else "I5 1"
 
 
 def test_kaggles_test_rows_are_scored(shared_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,7 @@
-"""Which slice of an evaluation a row belongs to: the file it came from, or the value of one category column."""
+"""Which slice of an evaluation a row belongs to: the file it came from, or the value of one column.
+
+A row is in one slice, so the slices add up to all rows. Columns whose rows have several ids are therefore refused.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,14 +13,17 @@ import torch
 from dlrm_scale.batch import Batch
 from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.data.loading.pieces import split_pieces
+from dlrm_scale.data.preprocess.transforms import DENSE_RULE, dense_features
 from dlrm_scale.data.vocabulary.vocabulary import FIRST_ID_ROW
 from dlrm_scale.data.vocabulary.vocabulary_file import read_counts
 from dlrm_scale.errors import ConfigError, DatasetError
-from dlrm_scale.schema import CATEGORY_COLUMNS, MISSING_ROW, OUT_OF_VOCABULARY_ROW
+from dlrm_scale.schema import CATEGORY_COLUMNS, INTEGER_COLUMNS, MISSING_ROW, OUT_OF_VOCABULARY_ROW
 
-__all__ = ["DaySlices", "RowSlices", "ValueSlices", "make_slices"]
+__all__ = ["BucketSlices", "DaySlices", "RowSlices", "ValueSlices", "make_slices"]
 
 _SAMPLED_RECORD_BATCHES = 128
+_POWERS = 31
+"""Of two, that an int32 reaches."""
 
 
 class RowSlices(Protocol):
@@ -80,26 +86,55 @@ class ValueSlices:
         return torch.where(known[at] == ids, self.places.to(ids.device)[at], len(known))
 
 
+@dataclass(frozen=True, kw_only=True)
+class BucketSlices:
+    """Slices of an integer column: one for each power of two, from which on it reaches to the next.
+
+    A dataset holds log1p(max(x, 0)) with 0 for a missing integer, so integers below 1 and missing ones can't be told
+    apart and are one slice. Features are float32: an integer beyond 2^20 that is nearer than two millionths to
+    the next power may count as that.
+
+    Attributes:
+        names: that slice, then the powers.
+        column_index: of the column among the integer columns.
+        starts: feature of each power, `[S - 1]` float32, ascending.
+    """
+
+    names: tuple[str, ...]
+    column_index: int
+    starts: torch.Tensor
+
+    def of(self, batch: Batch, first_row: int) -> torch.Tensor:
+        """Slice of each true row."""
+        features = batch.dense_features[: batch.rows_local, self.column_index].contiguous()
+        return torch.searchsorted(self.starts.to(features.device), features, right=True)
+
+
 def make_slices(by: str, dataset: Dataset, split: str, values: int) -> RowSlices:
     """Prepare slices.
 
     The most frequent values are those of up to 1,048,576 rows that lie evenly over the split.
 
     Args:
-        by: `day`, or a category column.
+        by: `day`, or a column.
         dataset: what is evaluated.
         split: the split of it.
-        values: how many values have slices of their own.
+        values: how many values of a category column have slices of their own.
 
     Raises:
-        ConfigError: no such column, a multi-hot one, or no value.
+        ConfigError: no such column, a multi-hot one, an integer column whose integers aren't known, or no value.
     """
     if by == "day":
         return _day_slices(dataset, split)
+    if by in INTEGER_COLUMNS:
+        return _bucket_slices(by, dataset)
     if by not in CATEGORY_COLUMNS:
-        raise ConfigError(f"--by {by} is not allowed (allowed: day, or a category column C1 to C26)")
+        raise ConfigError(f"--by {by} is not allowed (allowed: day, or a column I1 to I13, C1 to C26)")
     if by in dataset.multi_hot:
-        raise ConfigError(f"--by {by}: a row has several ids there", remedy="slice by a column with one id a row")
+        raise ConfigError(
+            f"--by {by}: a row has several ids there, and slices are to add up to all rows",
+            remedy="slice by a column with one id a row",
+        )
     if values < 1:
         raise ConfigError(f"--top {values} leaves no value", remedy="give 1 or more")
     return _value_slices(by, dataset, split, values)
@@ -117,6 +152,22 @@ def _day_slices(dataset: Dataset, split: str) -> DaySlices:
             for part in named
         ),
         ends=tuple(np.cumsum(rows[parts]).tolist()),
+    )
+
+
+def _bucket_slices(column: str, dataset: Dataset) -> BucketSlices:
+    if dataset.manifest.transforms.get("dense") != DENSE_RULE:
+        raise ConfigError(
+            f"--by {column}: {dataset.path} took its dense features ready-made, so their integers aren't known",
+            remedy="slice by day or by a category column",
+        )
+    powers = 1 << np.arange(_POWERS, dtype=np.int64)
+    starts = dense_features(np.tile(powers.astype(np.int32), (len(INTEGER_COLUMNS), 1)))[0]
+    spans = [f"{low:,}" if low == 1 else f"{low:,} to {2 * low - 1:,}" for low in powers.tolist()]
+    return BucketSlices(
+        names=(f"{column} below 1 or missing", *(f"{column} {span}" for span in spans)),
+        column_index=INTEGER_COLUMNS.index(column),
+        starts=torch.from_numpy(starts.copy()),
     )
 
 

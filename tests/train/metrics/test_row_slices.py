@@ -10,6 +10,8 @@ import torch
 from dlrm_scale.batch import Batch
 from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.data.loading.loader import EvalLoader
+from dlrm_scale.data.preprocess.options import PreprocessOptions
+from dlrm_scale.data.preprocess.preprocess import preprocess
 from dlrm_scale.errors import ConfigError
 from dlrm_scale.sharding.ranks import close_ranks, init_ranks
 from dlrm_scale.train.evaluate import Evaluation, evaluate_slices
@@ -18,6 +20,7 @@ from dlrm_scale.train.metrics.row_slices import make_slices
 from dlrm_scale.train.metrics.score_ranking import AucKind
 from tests.support.datasets import make_dataset
 from tests.support.rank_runner import run_ranks
+from tests.support.raw_rows import make_row, write_rows
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +87,26 @@ def test_each_slice_has_the_metrics_of_its_rows(by: str, dataset: Path) -> None:
 def test_what_cannot_be_sliced_is_refused(dataset: Path) -> None:
     opened = Dataset.open(dataset)
     for by, values, message in (
-        ("I5", 4, "allowed: day, or a category column C1 to C26"),
+        ("I14", 4, "allowed: day, or a column I1 to I13, C1 to C26"),
+        ("I5", 4, "took its dense features ready-made"),
         ("C2", 4, "several ids"),
         ("C5", 0, "leaves no value"),
     ):
         with pytest.raises(ConfigError, match=message):
             make_slices(by, opened, "validation", values)
+
+
+def test_an_integer_is_in_the_slice_of_its_power_of_two(tmp_path: Path) -> None:
+    integers = ["", -3, 0, 1, 2, 3, 4, 7, 8, 1023, 1024, 65535, 65536, 2**20 - 1, 2**20, 2**30, 2**31 - 1]
+    rows = [make_row(k % 2, ["", *[5] * 3, integer]) for k, integer in enumerate(integers)]
+    options = PreprocessOptions(validation="none", threshold=1)
+    preprocess([write_rows(tmp_path / "day_0", rows)], tmp_path / "dataset", options)
+    dataset = Dataset.open(tmp_path / "dataset")
+    slices = make_slices("I5", dataset, "train", 4)
+    found: list[str] = []
+    for batch in EvalLoader(dataset, split="train", batch_size=5, rank=0, ranks=1):
+        found += [slices.names[place] for place in slices.of(batch, len(found)).tolist()]
+    names = ["below 1 or missing"] * 3 + ["1", "2 to 3", "2 to 3", "4 to 7", "4 to 7", "8 to 15", "512 to 1,023"]
+    names += ["1,024 to 2,047", "32,768 to 65,535", "65,536 to 131,071", "524,288 to 1,048,575"]
+    names += ["1,048,576 to 2,097,151", *["1,073,741,824 to 2,147,483,647"] * 2]
+    assert found == [f"I5 {name}" for name in names]
