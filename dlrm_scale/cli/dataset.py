@@ -1,7 +1,6 @@
 """`dlrm-scale dataset show | verify | export`: what a dataset holds, whether it is whole, and other formats of it."""
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -99,6 +98,7 @@ def export(
     """
     from dlrm_scale.data.dataset.dataset import Dataset
     from dlrm_scale.data.export.export import export_dataset
+    from dlrm_scale.host_cores import usable_cores
     from dlrm_scale.units import format_bytes
 
     opened = Dataset.open(dataset)
@@ -110,7 +110,7 @@ def export(
             to=to.value,
             split=None if split is None else split.value,
             force=force,
-            jobs=min(8, len(os.sched_getaffinity(0))) if jobs is None else jobs,
+            jobs=min(8, usable_cores()) if jobs is None else jobs,
             on_progress=advance,
         )
     seconds = time.monotonic() - start

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from dlrm_scale.host_cores import usable_cores
 from dlrm_scale.host_memory import host_memory
 from dlrm_scale.install import Installed, faults, installed
 from dlrm_scale.load_probe import Probe, probe
@@ -142,9 +143,10 @@ def _gpus(torch: dict[str, Any]) -> Finding:
 
 
 def _cores(threads: int | None) -> Finding:
-    cores = len(os.sched_getaffinity(0))
+    cores, affinity = usable_cores(), len(os.sched_getaffinity(0))
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    found = f"{cores}" + (f", torch uses {threads} of them in one process" if threads else "")
+    found = f"{cores}" + (f" by a container's quota, {affinity} by affinity" if cores < affinity else "")
+    found += f", torch uses {threads} threads in one process" if threads else ""
     if asked.isdigit() and int(asked) > cores:
         return Finding(
             name="cores",

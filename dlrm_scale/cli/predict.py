@@ -98,6 +98,7 @@ def predict(
     from dlrm_scale.data.preprocess.options import PreprocessOptions
     from dlrm_scale.data.source.text_layout import TextLayout
     from dlrm_scale.errors import ConfigError
+    from dlrm_scale.host_cores import usable_cores
     from dlrm_scale.install import check_install
     from dlrm_scale.recipes import load_config
     from dlrm_scale.train.run_folder import RunFolder, check_config
@@ -124,7 +125,7 @@ def predict(
         ),
         columns=parse_mapping("--column", column or [], "C1=user_id"),
         max_bad_rows=max_bad_rows,
-        jobs=jobs if jobs is not None else len(os.sched_getaffinity(0)),
+        jobs=jobs if jobs is not None else usable_cores(),
         memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
     )
     # torchrec takes seconds to import: mistakes are found before it

@@ -1,7 +1,6 @@
 """`dlrm-scale preprocess`: raw Criteo rows to a dataset."""
 
 import json
-import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -126,6 +125,7 @@ def preprocess(
     from dlrm_scale.data.preprocess.options import PreprocessOptions
     from dlrm_scale.data.preprocess.preprocess import preprocess as run
     from dlrm_scale.data.source.text_layout import TextLayout
+    from dlrm_scale.host_cores import usable_cores
     from dlrm_scale.units import parse_bytes
 
     options = PreprocessOptions(
@@ -146,7 +146,7 @@ def preprocess(
         ),
         columns=parse_mapping("--column", column or [], "C1=user_id"),
         max_bad_rows=max_bad_rows,
-        jobs=jobs if jobs is not None else len(os.sched_getaffinity(0)),
+        jobs=jobs if jobs is not None else usable_cores(),
         memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
         force=force,
     )

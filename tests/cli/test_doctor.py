@@ -96,6 +96,16 @@ def test_more_threads_than_cores_are_pointed_out(monkeypatch: pytest.MonkeyPatch
     assert "OMP_NUM_THREADS is 4096" in finding.found
 
 
+def test_a_containers_quota_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlrm_scale.cli.doctor.usable_cores", lambda: 3)
+    monkeypatch.setattr("dlrm_scale.cli.doctor.os.sched_getaffinity", lambda _: set(range(16)))
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    finding = _line("cores")
+    assert (finding.state, finding.found) == ("note", "3, but OMP_NUM_THREADS is 4")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert _line("cores").found.startswith("3 by a container's quota, 16 by affinity")
+
+
 def test_little_memory_and_disk_are_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dlrm_scale.cli.doctor.LOW_MEMORY_BYTES", 1 << 62)
     monkeypatch.setattr("dlrm_scale.cli.doctor.LOW_DISK_BYTES", 1 << 62)

@@ -10,7 +10,6 @@ The same parameters give the same text, whatever the chunk size; compressed byte
 import errno
 import json
 import math
-import os
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -35,6 +34,7 @@ from dlrm_scale.data.synthetic.parameters import CALIBRATION_SEED, SyntheticPara
 from dlrm_scale.data.synthetic.rows import RowSource, format_rows
 from dlrm_scale.data.synthetic.scores import TruthScores
 from dlrm_scale.errors import ConfigError, DataError
+from dlrm_scale.host_cores import usable_cores
 from dlrm_scale.schema import CATEGORY_COLUMNS
 from dlrm_scale.units import format_bytes
 
@@ -149,7 +149,7 @@ def _write_days(
     files: list[dict[str, Any]] = []
     whole, whole_frequent = TruthScores(), TruthScores()
     first_row = 0
-    threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    threads = min(_MOST_THREADS, usable_cores())
     rows_of_days = day_rows(parameters.rows, parameters.days, parameters.seed)
     for day, (name, rows) in enumerate(zip(_day_files(parameters), rows_of_days, strict=True)):
         scores, frequent = TruthScores(), TruthScores()
