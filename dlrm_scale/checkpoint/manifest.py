@@ -341,18 +341,19 @@ def _fault(manifest: Manifest) -> str | None:
     for file in manifest.files:
         if any(tensor.codec != "none" for tensor in file.tensors.values()):
             return f"{file.name} has an encoded tensor outside the tables"
-        seen: set[tuple[str, Rectangle]] = set()
+        parts: dict[tuple[str, Rectangle], list[EntryRecord]] = {}
         for entry in file.entries:
             if entry.table not in tables:
                 return f"{file.name} has rows of the unknown table {entry.table}"
             fault = _entry_fault(entry, tables[entry.table])
+            if entry.has_ids and manifest.kind == "baseline":
+                fault = "rows by ids in a baseline, which has all"
             if fault is not None:
                 return f"{file.name}, table {entry.table}: {fault}"
             rectangle = (entry.row_start, entry.row_end, entry.column_start, entry.column_end)
-            # The rows kept exact beside encoded ones; without ids a second entry would be the same rows twice.
-            if not (entry.has_ids and (entry.table, rectangle) in seen):
+            if not _is_beside(entry, parts.setdefault((entry.table, rectangle), [])):
                 rectangles[entry.table].append(rectangle)
-            seen.add((entry.table, rectangle))
+            parts[entry.table, rectangle].append(entry)
         for tensor in _tensors(file):
             size = math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
             if tensor.size_bytes != size or tensor.offset_bytes + size > file.size_bytes:
@@ -366,6 +367,14 @@ def _fault(manifest: Manifest) -> str | None:
 
 def _tensors(file: FileRecord) -> list[TensorRecord]:
     return [t for e in file.entries for t in e.tensors.values()] + list(file.tensors.values())
+
+
+def _is_beside(entry: EntryRecord, others: list[EntryRecord]) -> bool:
+    """Whether an entry holds more rows of the bounds of others: by ids, and each encoded in another way."""
+    parts = (entry, *others)
+    codecs = [{name: tensor.codec for name, tensor in part.tensors.items()} for part in parts]
+    fits = sum(part.rows for part in parts) <= entry.row_end - entry.row_start
+    return bool(others) and fits and all(part.has_ids for part in parts) and codecs[0] not in codecs[1:]
 
 
 def _entry_fault(entry: EntryRecord, table: TableRecord) -> str | None:

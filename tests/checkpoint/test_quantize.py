@@ -13,7 +13,7 @@ from dlrm_scale.checkpoint.codec import decode, decode_into
 from dlrm_scale.checkpoint.entry_reader import EntryReader
 from dlrm_scale.checkpoint.format import TensorSource
 from dlrm_scale.checkpoint.lossy import lossy_restores_after, stored_codecs
-from dlrm_scale.checkpoint.manifest import EntryRecord, check_manifest
+from dlrm_scale.checkpoint.manifest import EntryRecord, Manifest, check_manifest
 from dlrm_scale.checkpoint.quantize import LARGEST_ERROR_SHARE, encoded_source, lossy_rows
 from dlrm_scale.cli.checkpoint import app
 from dlrm_scale.errors import CheckpointError
@@ -299,6 +299,46 @@ def test_a_codec_of_a_newer_version_is_refused_by_its_name(tmp_path: Path) -> No
         check_manifest(with_weight(codec="bf16"))
     with pytest.raises(CheckpointError, match="encoded tensors in a lossless delta"):
         check_manifest(chain.tip.model_copy(update={"lossy": False}))
+
+
+def test_rows_of_one_range_are_listed_twice_only_if_encoded_in_two_ways_and_by_ids(tmp_path: Path) -> None:
+    _, chain = _saved(tmp_path / "ck", "table_wise", 1)
+    (file,) = [f for f in chain.tip.files if f.role == "rank"]
+    encoded, exact = [entry for entry in file.entries if entry.table == "C1"]
+    others = tuple(entry for entry in file.entries if entry.table != "C1")
+
+    def with_entries(*entries: EntryRecord) -> Manifest:
+        changed = file.model_copy(update={"entries": (*entries, *others)})
+        files = tuple(changed if f is file else f for f in chain.tip.files)
+        return chain.tip.model_copy(update={"files": files})
+
+    check_manifest(with_entries(encoded, exact))
+    check_manifest(with_entries(exact, encoded))
+    with pytest.raises(CheckpointError, match="C1: rows 0 to 97 of columns 0 to 16 are there twice"):
+        check_manifest(with_entries(encoded, exact, exact))
+    with pytest.raises(CheckpointError, match="C1: rows 0 to 97 of columns 0 to 16 are there twice"):
+        check_manifest(with_entries(encoded, _more_rows(exact, 97 - encoded.rows + 1)))
+    with pytest.raises(CheckpointError, match="C1: rows by ids in a baseline, which has all"):
+        check_manifest(_exact_baseline(with_entries(exact)))
+
+
+def _more_rows(entry: EntryRecord, rows: int) -> EntryRecord:
+    tensors = {
+        name: t.model_copy(
+            update={"shape": (rows, *t.shape[1:]), "size_bytes": t.size_bytes // entry.rows * rows, "offset_bytes": 0}
+        )
+        for name, t in entry.tensors.items()
+    }
+    return entry.model_copy(update={"rows": rows, "tensors": tensors})
+
+
+def _exact_baseline(manifest: Manifest) -> Manifest:
+    """The entries of C1 alone, as a baseline."""
+    files = tuple(
+        f.model_copy(update={"entries": tuple(e for e in f.entries if e.table == "C1")}) for f in manifest.files
+    )
+    tables = tuple(table for table in manifest.tables if table.name == "C1")
+    return manifest.model_copy(update={"files": files, "tables": tables, "kind": "baseline", "lossy": False})
 
 
 def test_show_tells_what_each_table_has_lost(tmp_path: Path) -> None:
