@@ -13,7 +13,7 @@ data of the manifests that it removes; see `sweep` for the rest.
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -55,7 +55,8 @@ def old_chains(
     chains that a resume has passed over as damaged don't count; neither does one whose files aren't all there.
 
     Besides these and pinned checkpoints, what a trainer's next delta may be based on is kept: what the newest one is
-    based on, and what a start that hasn't saved yet goes on from.
+    based on, and what a start that hasn't saved yet goes on from. So is what checkpoints newer than the tip need: the
+    tip of a trainer that another one has taken over from, or of a merge of an older step, need not be in their history.
 
     Args:
         storage: the checkpoints.
@@ -84,8 +85,8 @@ def old_chains(
     kept = {file.name for chain in chains for file in chain.files}
     # What is damaged may be mended by a copy; it goes once enough newer chains are whole.
     since = checkpoint_age(chains[-1].checkpoint.name)
-    kept |= _ways_to(search, [name for name in history if checkpoint_age(name) > since and _is_broken(search, name)])
-    for name in {*read_pins(storage), *pinned, *_bases_of_next(storage, search)}:
+    kept |= _ways_to(search, _broken(search, [name for name in history if checkpoint_age(name) > since]))
+    for name in {*read_pins(storage), *pinned, *_bases_of_next(storage, search), *_newer(search, tip.name)}:
         kept |= _needed_for(search, name)
     # It says what the next one is based on, even where a merge stands for it.
     kept |= {file.name for file in search.files_of(tip.name) if file.manifest and file.manifest.since_baseline}
@@ -148,7 +149,8 @@ def remove_superseded(
     """After the commit of a delta with all rows since its baseline, remove those of that baseline that it replaces.
 
     The last `keep_baselines` stay, so that a damaged one isn't the only one; one whose files aren't all there doesn't
-    count. What they are based on stays too, and other baselines' deltas, which `remove_old_chains` looks after.
+    count. What they, newer checkpoints and deltas to come are based on stays too, and other baselines' deltas, which
+    `remove_old_chains` looks after.
 
     Args, returns and raises as `remove_old_chains`.
     """
@@ -171,11 +173,13 @@ def remove_superseded(
         ]
         whole = 1
         for file in older:
+            if whole == keep_baselines:
+                break
             path = search.path_to(ParentRecord(name=file.name, sha256=file.sha256))
-            if isinstance(path, Path) and whole < keep_baselines and file.name not in kept:
+            if isinstance(path, Path) and file.name not in kept:
                 whole += 1
                 kept |= {base.name for base in path.files}
-        for name in {*read_pins(storage), *pinned}:
+        for name in {*read_pins(storage), *pinned, *_bases_of_next(storage, search), *_newer(search, tip_name)}:
             kept |= _needed_for(search, name)
         old = [file.manifest for file in older if file.manifest is not None and file.name not in kept]
         return _remove_manifests(storage, search, lease, old, pinned, progress, now)
@@ -242,9 +246,21 @@ def _history(search: ChainSearch, tip_name: str) -> set[str]:
     return found
 
 
-def _is_broken(search: ChainSearch, name: str) -> bool:
-    checkpoint = search.named(name)
-    return isinstance(checkpoint, str) or isinstance(search.path_to(checkpoint), str)
+def _broken(search: ChainSearch, names: Sequence[str]) -> list[str]:
+    """Those of some checkpoints, the newest first, that no whole chain leads to."""
+    whole: set[str] = set()
+    broken = []
+    for name in names:
+        if name in whole:
+            continue
+        checkpoint = search.named(name)
+        path = search.path_to(checkpoint) if isinstance(checkpoint, ParentRecord) else ""
+        if isinstance(path, Path):
+            # Every link of a whole chain is the end of one: no search for each delta.
+            whole |= {file.checkpoint.name for file in path.files if file.checkpoint is not None}
+        else:
+            broken.append(name)
+    return broken
 
 
 def _ways_to(search: ChainSearch, names: Collection[str]) -> set[str]:
@@ -270,6 +286,11 @@ def _needed_for(search: ChainSearch, name: str) -> set[str]:
     checkpoint = search.named(checkpoint_name(name) or name)
     path = search.path_to(checkpoint) if isinstance(checkpoint, ParentRecord) else ""
     return {file.name for file in path.files} if isinstance(path, Path) else _ways_to(search, [name])
+
+
+def _newer(search: ChainSearch, tip_name: str) -> list[str]:
+    """Names of the checkpoints that are newer than the tip."""
+    return [name for name in search.checkpoints if checkpoint_age(name) > checkpoint_age(tip_name)]
 
 
 def _bases_of_next(storage: Storage, search: ChainSearch) -> Iterator[str]:

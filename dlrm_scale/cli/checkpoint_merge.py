@@ -164,6 +164,7 @@ def _merge_once(
     *,
     quiet_if_idle: bool,
 ) -> None:
+    from dlrm_scale.checkpoint import find_chain
     from dlrm_scale.checkpoint.merge import merge_chain
     from dlrm_scale.checkpoint.merge_plan import plan_merge
     from dlrm_scale.checkpoint.retention import remove_old_chains
@@ -177,7 +178,8 @@ def _merge_once(
         merged = merge_chain(storage, choose, to.value, memory_limit_bytes=limit_bytes, progress=progress)
     removed: list[str] = []
     if keep is not None and merged:
-        newest = choose()
+        # whatever step was merged: chains are counted from the newest checkpoint on
+        newest = find_chain(storage)
         if newest is not None:
             removed = remove_old_chains(storage, tip_name=newest.name, keep_baselines=keep)
     if as_json:

@@ -4,11 +4,14 @@ import copy
 import threading
 from pathlib import Path
 
+import pytest
+
 from dlrm_scale.checkpoint import find_chain, list_checkpoints, open_chain, verify
 from dlrm_scale.checkpoint.local_storage import LocalStorage
-from dlrm_scale.checkpoint.retention import remove_old_chains
+from dlrm_scale.checkpoint.retention import remove_old_chains, remove_superseded
 from dlrm_scale.checkpoint.sweep import sweep_orphans
 from tests.checkpoint.faulty_storage import Trace, TracedStorage, fail_at
+from tests.checkpoint.merging import ADAGRAD, go_on, merge, start
 from tests.checkpoint.simulated_run import TABLES, Run, load, load_chain, make_layout, make_truth, on_ranks
 
 
@@ -165,3 +168,44 @@ def test_a_start_sweeps_what_older_starts_left_and_nothing_of_a_newer_one(tmp_pa
     assert sorted(sweep_orphans(LocalStorage(root), start=2)) == sorted(left)
     assert all((root / name).exists() for name in newer)
     assert kept <= {path.name for path in (root / "data").iterdir()}
+
+
+def test_what_newer_checkpoints_are_based_on_stays_although_the_tip_does_not_need_it(tmp_path: Path) -> None:
+    root = tmp_path / "ck"
+    go_on(start(root), range(5))
+    chain = open_chain(root, "manifests/00000002-s1.json")
+    truth = load_chain(chain, make_layout("row_wise", 2), make_truth(TABLES, ["row"]), optimizer=ADAGRAD)
+    resumed = start(root, truth=truth, resumed_from=chain)
+    go_on(resumed, range(10, 12))
+    for step in (3, 4):
+        merge(root, "baseline", step)  # two chains of the fork that was left, which need nothing before them
+    removed = remove_old_chains(LocalStorage(root), tip_name="manifests/00000005-s1.json", keep_baselines=2)
+    manifests = [name for name in removed if name.startswith("manifests/")]
+    assert manifests == ["manifests/00000004-s1.json", "manifests/00000003-s1.json"]
+    found = find_chain(root, verify="full")
+    assert found is not None
+    assert found.step == 11
+    assert load(root, make_layout("row_wise", 1), resumed.truth).equals(resumed.truth)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_superseded_delta_stays_while_a_later_start_goes_on_from_it(tmp_path: Path, saved: bool) -> None:
+    root = tmp_path / "ck"
+    run = _run(root, policy="one_shot", baseline_ratio=9.0, keep_baselines=9)
+    for step in range(4):
+        run.change("C1", [step], 1.0)
+        assert run.save(step).committed
+    chain = open_chain(root, "manifests/00000003-s1.json")
+    truth = load_chain(chain, run.layout, run.truth, optimizer=ADAGRAD)
+    resumed = Run(root, run.layout, truth, resumed_from=chain)
+    if saved:
+        resumed.change("C1", [50], 1.0)
+        assert resumed.save(10).kind == "delta"
+    # the start before had committed, and removes only now what its last delta replaces
+    remove_superseded(LocalStorage(root), tip_name="manifests/00000004-s1.json", keep_baselines=1)
+    assert _kinds(root) == ["baseline0", "delta2", "delta3"] + ["delta10"] * saved
+    assert (
+        load_chain(open_chain(root, "manifests/00000003-s1.json"), run.layout, run.truth, optimizer=ADAGRAD)
+        .weight["C1"][2]
+        .equal(run.truth.weight["C1"][2])
+    )
