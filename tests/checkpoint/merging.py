@@ -34,12 +34,26 @@ def start(root: Path, layout: ShardLayout | None = None, truth: Truth | None = N
 def go_on(run: Run, steps: range) -> None:
     """Change some rows and save, once for each step; neighbours share rows, and some rows are never touched."""
     for step in steps:
-        run.change("C1", [step % 97, (step + 1) % 97, 5, 96], 1.0 + step)
-        run.change("C3", [(7 * step) % 40], 0.5)
-        if step % 3 == 0:
-            run.change("C4", [0], 1.0)
+        for table, ids, value in _changes(step):
+            run.change(table, ids, value)
         outcome = run.save(step)
         assert outcome.committed, outcome.error
+
+
+def truth_of(step: int) -> Truth:
+    """What `start` and `go_on` from step 0 to this one make."""
+    truth = make_truth(TABLES, ["row"])
+    for done in range(step + 1):
+        for table, ids, value in _changes(done):
+            rows = sorted(set(ids))
+            truth.weight[table][rows] += value
+            truth.state[table]["momentum1"][rows] += abs(value) + len("momentum1")
+    return truth
+
+
+def _changes(step: int) -> list[tuple[str, list[int], float]]:
+    changes = [("C1", [step % 97, (step + 1) % 97, 5, 96], 1.0 + step), ("C3", [(7 * step) % 40], 0.5)]
+    return [*changes, ("C4", [0], 1.0)] if step % 3 == 0 else changes
 
 
 def files_of(root: Path) -> set[str]:

@@ -1,0 +1,155 @@
+"""Readers and removers see one another, whichever looks first; the dead are forgotten in time."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from dlrm_scale.checkpoint import find_chain
+from dlrm_scale.checkpoint.leases import (
+    CLOCK_SKEW_SECONDS,
+    LEASE_SECONDS,
+    Lease,
+    expired_leases,
+    hold_chain,
+    read_leases,
+    removals_of,
+)
+from dlrm_scale.checkpoint.local_storage import LocalStorage
+from dlrm_scale.errors import CheckpointError
+from tests.checkpoint.faulty_storage import Trace, TracedStorage
+from tests.checkpoint.merging import go_on, start
+
+OVER = LEASE_SECONDS + CLOCK_SKEW_SECONDS + 1
+
+
+def test_a_lease_says_who_holds_what_until_it_is_over(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    lease = Lease(storage, "restore", now=lambda: 1000.0)
+    lease.take(["manifests/a", "manifests/b"])
+    for now in (1000.0, 1000.0 - CLOCK_SKEW_SECONDS, 1000.0 + OVER - 1):
+        (found,) = read_leases(storage, now=now)
+        assert (found.kind, found.holds) == ("restore", {"manifests/a", "manifests/b"})
+        assert found.owner.startswith("process ")
+    assert read_leases(storage, now=1000.0 + OVER) == []
+    assert expired_leases(storage, now=1000.0 + OVER) == [found.name]
+    assert expired_leases(storage, now=1000.0) == []
+    lease.release()
+    assert storage.list_names("leases") == []
+
+
+def test_a_renewed_lease_is_one_lease_and_lasts_longer(tmp_path: Path) -> None:
+    storage, clock = LocalStorage(tmp_path), [1000.0]
+    lease = Lease(storage, "merge", token="7", now=lambda: clock[0])
+    lease.take(["manifests/a"])
+    clock[0] += LEASE_SECONDS - 1
+    lease.check()
+    lease.renew()
+    clock[0] += LEASE_SECONDS - 1
+    lease.check()
+    (found,) = read_leases(storage, now=clock[0])
+    assert (found.token, found.holds) == ("7", {"manifests/a"})
+    assert len(storage.list_names("leases")) == 1
+    clock[0] += 2
+    with pytest.raises(CheckpointError, match=r"the lease of this merge .* has ended"):
+        lease.check()
+
+
+def test_a_lease_that_is_renewed_while_leases_are_read_is_not_missed(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    lease = Lease(storage, "restore")
+    lease.take(["manifests/a"])
+
+    class Renewing(LocalStorage):
+        renewals = 2
+
+        def list_names(self, folder: str) -> list[str]:
+            names = super().list_names(folder)
+            if self.renewals:
+                self.renewals -= 1
+                lease.renew()
+            return names
+
+    (found,) = read_leases(Renewing(tmp_path), now=time.time())
+    assert found.holds == {"manifests/a"}
+
+
+def test_a_lease_that_is_half_written_holds_nothing_yet(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.make_folders("leases")
+    name = f"leases/restore-abc-0-{int(time.time()) + LEASE_SECONDS}.json"
+    (tmp_path / name).write_bytes(b'{"holds": ["manif')
+    assert read_leases(storage, now=time.time()) == []
+    assert expired_leases(storage, now=time.time()) == []
+    assert expired_leases(storage, now=time.time() + 2 * OVER) == [name]
+
+
+def test_a_restore_waits_for_a_removal_of_its_files_and_chooses_again(tmp_path: Path) -> None:
+    root = tmp_path / "ck"
+    go_on(start(root), range(2))
+    storage = LocalStorage(root)
+    removal = Lease(storage, "removal")
+    removal.take(["manifests/00000002-s1.json"])
+    pauses: list[float] = []
+
+    def remove(seconds: float) -> None:
+        # While the restore waits the remover does what it said.
+        pauses.append(seconds)
+        assert [lease.kind for lease in read_leases(storage, now=time.time())] == ["removal"]
+        (root / "manifests/00000002-s1.json").unlink()
+        removal.release()
+
+    with hold_chain(storage, lambda: find_chain(root), pause=remove) as chain:
+        assert chain is not None
+        assert chain.step == 0
+        held = read_leases(storage, now=time.time())
+        assert [(lease.kind, lease.holds) for lease in held] == [("restore", {"manifests/00000001-s1.json"})]
+    assert len(pauses) == 1
+    assert read_leases(storage, now=time.time()) == []
+
+
+def test_a_removal_that_ended_between_the_choice_and_the_lease_is_noticed(tmp_path: Path) -> None:
+    root = tmp_path / "ck"
+    go_on(start(root), range(2))
+    trace = Trace()
+
+    def act(index: int, operation: str, name: str) -> None:
+        if operation == "create" and name.startswith("leases/"):
+            trace.act = None
+            (root / "manifests/00000002-s1.json").unlink()
+
+    trace.act = act
+    with hold_chain(TracedStorage(root, trace), lambda: find_chain(root), pause=lambda seconds: None) as chain:
+        assert chain is not None
+        assert chain.step == 0
+
+
+def test_removals_of_other_files_and_dead_ones_hold_up_nobody(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    Lease(storage, "removal", now=lambda: 1000.0).take(["manifests/a"])
+    assert removals_of(storage, ["manifests/b"], now=1000.0) == []
+    assert removals_of(storage, ["manifests/a"], now=1000.0 + OVER) == []
+    assert len(removals_of(storage, ["manifests/a", "manifests/b"], now=1000.0)) == 1
+
+
+def test_a_root_that_may_only_be_read_is_read_with_a_warning(tmp_path: Path) -> None:
+    root = tmp_path / "ck"
+    go_on(start(root), range(1))
+
+    class ReadOnly(LocalStorage):
+        def make_folders(self, *names: str) -> None:
+            raise PermissionError(13, "Permission denied")
+
+    def read() -> int:
+        with hold_chain(ReadOnly(root), lambda: find_chain(root)) as chain:
+            assert chain is not None
+            return chain.step
+
+    with pytest.warns(RuntimeWarning, match="aren't kept from removal while they are read"):
+        assert read() == 0
+
+
+def test_an_empty_root_is_left_as_it_is(tmp_path: Path) -> None:
+    with hold_chain(LocalStorage(tmp_path), lambda: find_chain(tmp_path)) as chain:
+        assert chain is None
+    assert list(tmp_path.iterdir()) == []
