@@ -35,6 +35,7 @@ from dlrm_scale.errors import CheckpointError
 __all__ = [
     "Ballot",
     "ChainState",
+    "FencedCommitError",
     "FencedError",
     "Outcome",
     "SaveKey",
@@ -325,7 +326,8 @@ def commit_manifest(storage: Storage, manifest: Manifest) -> str:
         Its sha256.
 
     Raises:
-        CheckpointError: it is inconsistent, a file isn't where rank 0 sees it, or its writer is fenced.
+        CheckpointError: it is inconsistent, a file isn't where rank 0 sees it, or its writer is fenced (after the link:
+            `FencedCommitError`).
         OSError: it can't be written; there is no manifest.
         UncertainCommitError: the link can't be made durable, or a store doesn't say whether it has made it.
     """
@@ -344,6 +346,9 @@ def commit_manifest(storage: Storage, manifest: Manifest) -> str:
         check_fence(storage, manifest.start)
         try:
             storage.link(temporary, manifest.name)
+        except FileNotFoundError:
+            check_fence(storage, manifest.start)  # whoever took over has swept the temporary name
+            raise
         except UncertainWriteError as error:
             raise UncertainCommitError(f"{manifest.name} may or may not be there: {error}") from error
         try:
@@ -352,6 +357,11 @@ def commit_manifest(storage: Storage, manifest: Manifest) -> str:
             with suppress(OSError):
                 storage.remove(manifest.name)
             raise UncertainCommitError(f"can't make {manifest.name} durable: {error}") from error
+        try:
+            # Who claimed the root since the first look may have swept the data before the link was there.
+            check_fence(storage, manifest.start)
+        except FencedError as error:
+            raise FencedCommitError(error.message, remedy=error.remedy) from error
     finally:
         # The link has decided. What is left of the temporary name is swept by the next start.
         with suppress(OSError):
@@ -365,6 +375,10 @@ class UncertainCommitError(CheckpointError):
 
 class FencedError(CheckpointError):
     """A newer trainer owns the folder."""
+
+
+class FencedCommitError(FencedError, UncertainCommitError):
+    """A newer trainer owns the folder, and may have been in time to go on from this manifest, which stays."""
 
 
 def check_fence(storage: Storage, start: int) -> None:

@@ -48,14 +48,16 @@ def sweep_orphans(storage: Storage, *, start: int) -> list[str]:
     Raises:
         OSError: a file can't be removed.
     """
-    data_names = _unnamed(storage.list_names("data"), read_manifests(storage))
-    orphans = [name for name in data_names if (numbers := parse_data_name(name)) is not None and numbers[1] <= start]
+    # In this order: an older trainer's link either fails then, or has been made and is read below.
     temporary = [
         name
         for name in storage.list_names("manifests")
         if (numbers := parse_temporary_name(name)) is not None and numbers[1] <= start
     ]
-    return _remove(storage, temporary) + _remove(storage, orphans)
+    removed = _remove(storage, temporary)
+    data_names = _unnamed(storage.list_names("data"), read_manifests(storage))
+    orphans = [name for name in data_names if (numbers := parse_data_name(name)) is not None and numbers[1] <= start]
+    return removed + _remove(storage, orphans)
 
 
 def stale_leftovers(storage: Storage, *, now: float) -> list[str]:

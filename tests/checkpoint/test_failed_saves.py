@@ -3,13 +3,16 @@
 import copy
 import errno
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from dlrm_scale.checkpoint import SaveOutcome, find_chain, verify
+from dlrm_scale.checkpoint import SaveOutcome, find_chain, list_checkpoints, verify
+from dlrm_scale.checkpoint.manifest_files import ManifestFile, read_manifests
+from dlrm_scale.checkpoint.storage import Storage
 from dlrm_scale.errors import CheckpointError
 from tests.checkpoint.faulty_storage import Trace, TracedStorage, fail_at
 from tests.checkpoint.simulated_run import TABLES, Run, load, make_layout, make_truth, on_ranks
@@ -299,3 +302,48 @@ def test_commits_of_a_later_start_win_over_what_a_zombie_slipped_in(tmp_path: Pa
     assert found is not None
     assert (found.tip.start, found.step) == (2, 2)
     assert load(root, make_layout("row_wise", 1), successor.truth).equals(successor.truth)
+
+
+@pytest.mark.parametrize("moment", ["before the link", "after the link", "while the manifests are read"])
+def test_nothing_is_acknowledged_whose_data_a_later_start_may_have_swept(
+    tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "ck"
+    layout, trace = make_layout("row_wise", 1), Trace()
+    zombie = Run(root, layout, make_truth(TABLES, ["row"]), storages=[TracedStorage(root, trace)])
+    zombie.save(1)
+    chain = find_chain(root)
+    reads, linked = threading.Event(), threading.Event()
+    successor = threading.Thread(target=lambda: take_over("link"))
+
+    def take_over(operation: str) -> None:
+        if operation == "link":
+            trace.act = trace.after = None
+            Run(root, layout, make_truth(TABLES, ["row"]), resumed_from=chain)
+
+    def wait_for_the_reader(operation: str) -> None:
+        if operation == "link":
+            successor.start()
+            assert reads.wait(30)
+
+    def read_slowly(storage: Storage) -> list[ManifestFile]:
+        found = read_manifests(storage)
+        reads.set()
+        assert linked.wait(30)
+        return found
+
+    if moment == "before the link":
+        trace.act = lambda index, operation, name: take_over(operation)
+    elif moment == "after the link":
+        trace.after = lambda operation, name: take_over(operation)
+    else:
+        monkeypatch.setattr("dlrm_scale.checkpoint.sweep.read_manifests", read_slowly)
+        trace.act = lambda index, operation, name: wait_for_the_reader(operation)
+    zombie.change("C1", [3], 1.0)
+    with pytest.raises(CheckpointError, match="start 2 has taken over"):
+        zombie.save(2)
+    linked.set()
+    if successor.ident is not None:
+        successor.join(30)
+    assert verify(root) == []
+    assert [row.step for row in list_checkpoints(root)] == ([1, 2] if moment == "after the link" else [1])
