@@ -1,6 +1,6 @@
 """Saves and restores one big table and reports this process's peak memory; run as a script.
 
-python -m tests.checkpoint.memory_probe ROOT MIB save|restore
+python -m tests.checkpoint.memory_probe ROOT MIB save|save-encoded|restore
 """
 
 import json
@@ -11,6 +11,9 @@ import torch
 import torch.distributed
 
 from dlrm_scale.checkpoint import CheckpointEngine, find_chain, restore
+from dlrm_scale.checkpoint.codec import decode
+from dlrm_scale.checkpoint.format import TensorSource
+from dlrm_scale.checkpoint.quantize import encoded_source, lossy_rows
 from dlrm_scale.checkpoint.staging import HostStaging
 from dlrm_scale.config import CheckpointConfig
 from dlrm_scale.layout import LocalShard, ShardLayout, ShardRegion, TableLayout
@@ -50,7 +53,15 @@ def peak_bytes() -> int:
     raise RuntimeError("no VmHWM")
 
 
-def save(root: Path, rows: int) -> int:
+def compile_codecs() -> None:
+    """Have numba in memory: its compiler takes some 50 MiB once in a process."""
+    for codec, shape in (("int8_rows", (2, 64)), ("bf16", (2,))):
+        lossy_rows(codec, torch.ones(shape))
+        for block in encoded_source(TensorSource.whole("t", torch.ones(shape)), codec).blocks():
+            decode(codec, block)
+
+
+def save(root: Path, rows: int, *, encoded: bool = False) -> int:
     """A baseline, a delta of half the rows and one of nearly all; returns bytes above the table's."""
     layout = layout_of(rows, 1)
     shard = shard_of(layout, 0)
@@ -64,10 +75,13 @@ def save(root: Path, rows: int) -> int:
         rank=0,
         ranks=1,
         store=None,
-        config=CheckpointConfig(baseline_ratio=100),
+        config=CheckpointConfig(
+            baseline_ratio=100, delta_rows="int8" if encoded else "fp32", delta_state="bf16" if encoded else "fp32"
+        ),
         optimizer="rowwise_adagrad",
         staging=HostStaging(1 << 24),
     )
+    compile_codecs()
     before = peak_bytes()
     for step, share in enumerate((0.0, 0.5, 0.95)):
         touched.mark(0, torch.arange(int(rows * share)))
@@ -80,6 +94,7 @@ def load(root: Path, rows: int) -> int:
     """One of two shards; returns bytes above the shard's."""
     layout = layout_of(rows, 2)
     shard = shard_of(layout, 1)
+    compile_codecs()
     before = peak_bytes()
     chain = find_chain(root, verify="full")
     assert chain is not None
@@ -90,5 +105,6 @@ def load(root: Path, rows: int) -> int:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     table_rows = int(sys.argv[2]) * 1024 * 1024 // 256
-    extra = (save if sys.argv[3] == "save" else load)(Path(sys.argv[1]), table_rows)
+    root, what = Path(sys.argv[1]), sys.argv[3]
+    extra = load(root, table_rows) if what == "restore" else save(root, table_rows, encoded=what == "save-encoded")
     sys.stdout.write(json.dumps({"extra_bytes": extra}) + "\n")

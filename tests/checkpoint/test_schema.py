@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dlrm_scale.checkpoint import CheckpointEngine, find_chain, restore
+from dlrm_scale.checkpoint.staging import HostStaging
 from dlrm_scale.config import CheckpointConfig
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.schema import TableSpec
@@ -110,6 +111,7 @@ def test_shards_that_are_not_the_layouts_are_our_own_mistake(tmp_path: Path) -> 
             store=torch.distributed.HashStore(),
             config=CheckpointConfig(),
             optimizer="sgd",
+            staging=HostStaging(1 << 20),
         )
 
 
