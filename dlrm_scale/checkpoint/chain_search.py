@@ -15,7 +15,7 @@ to it, told apart by the hash that the next one names.
 """
 
 import heapq
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import count
 from types import MappingProxyType
 from typing import NamedTuple
@@ -64,12 +64,19 @@ class ChainSearch:
         storage: the checkpoints. The list of names is taken here.
         read_all: check every byte of the chain that is returned; otherwise sizes.
         damaged: what a restore has found to be wrong with data files, by their names.
+        progress: called after each file that was looked at.
     """
 
     def __init__(
-        self, storage: Storage, *, read_all: bool = False, damaged: Mapping[str, str] = MappingProxyType({})
+        self,
+        storage: Storage,
+        *,
+        read_all: bool = False,
+        damaged: Mapping[str, str] = MappingProxyType({}),
+        progress: Callable[[], None] = lambda: None,
     ) -> None:
         self._storage = storage
+        self._progress = progress
         self._damaged = damaged
         self._read_all = read_all
         self._by_checkpoint: dict[str, list[str]] = {}
@@ -96,6 +103,7 @@ class ChainSearch:
         """Read a manifest."""
         if name not in self._manifests:
             self._manifests[name] = read_manifest(self._storage, name)
+            self._progress()
         return self._manifests[name]
 
     def files_of(self, checkpoint: str) -> list[ManifestFile]:
@@ -206,6 +214,7 @@ class ChainSearch:
                 yield self._damaged[data.name]
                 continue
             fault = file_fault(self._storage, data, read_all=read_all)
+            self._progress()
             if fault is not None:
                 yield f"{data.name} {fault}"
 

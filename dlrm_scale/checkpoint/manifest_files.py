@@ -1,6 +1,7 @@
 """The manifests of a root as files: read, or the reason why they can't be."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dlrm_scale.checkpoint.file_names import checkpoint_name, parse_manifest_name
@@ -60,9 +61,13 @@ def list_manifests(storage: Storage) -> list[str]:
     return sorted(names, key=checkpoint_age)
 
 
-def read_manifests(storage: Storage) -> list[ManifestFile]:
+def read_manifests(storage: Storage, progress: Callable[[], None] = lambda: None) -> list[ManifestFile]:
     """Read every manifest, oldest first; temporary ones are left out, unreadable ones carry the reason."""
-    return [read_manifest(storage, name) for name in list_manifests(storage)]
+    found = []
+    for name in list_manifests(storage):
+        found.append(read_manifest(storage, name))
+        progress()
+    return found
 
 
 def read_manifest(storage: Storage, name: str) -> ManifestFile:

@@ -4,13 +4,23 @@ import json
 import os
 import platform
 import time
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from dlrm_scale.checkpoint.chain import Chain, check_format
+from dlrm_scale.checkpoint.chain_search import ChainSearch, Path
 from dlrm_scale.checkpoint.commit import Ballot, ChainState, newest_start
-from dlrm_scale.checkpoint.manifest import FORMAT_MAJOR, FORMAT_MINOR, FORMAT_NAME, TableRecord, parse_manifest_name
+from dlrm_scale.checkpoint.leases import removals_of
+from dlrm_scale.checkpoint.manifest import (
+    FORMAT_MAJOR,
+    FORMAT_MINOR,
+    FORMAT_NAME,
+    ParentRecord,
+    TableRecord,
+    parse_manifest_name,
+)
 from dlrm_scale.checkpoint.policy import chain_of
 from dlrm_scale.checkpoint.schema_match import can_continue
 from dlrm_scale.checkpoint.storage import Storage
@@ -62,7 +72,7 @@ def open_start(
         )
     try:
         chain = _chain_state(storage, layout, tables, optimizer, resumed_from)
-        start = _claim(storage, layout, chain)
+        start = _claim(storage, layout, chain, ballot)
     except (OSError, CheckpointError) as error:
         text = error.message if isinstance(error, CheckpointError) else f"can't open checkpoints: {error}"
         ballot.announce_start({"error": text})
@@ -73,7 +83,7 @@ def open_start(
     return start
 
 
-def _claim(storage: Storage, layout: ShardLayout, chain: ChainState) -> Start:
+def _claim(storage: Storage, layout: ShardLayout, chain: ChainState, ballot: Ballot) -> Start:
     storage.make_folders("data", "manifests", "starts")
     text = json.dumps({"format": FORMAT_NAME, "major": FORMAT_MAJOR, "minor": FORMAT_MINOR})
     with suppress(FileExistsError):
@@ -96,9 +106,31 @@ def _claim(storage: Storage, layout: ShardLayout, chain: ChainState) -> Start:
         except FileExistsError:
             number += 1
     storage.sync_folder("starts")
-    sweep_orphans(storage, start=number)
+    sweep_orphans(storage, start=number, progress=ballot.progress)
+    if not chain.needs_baseline and not _is_there(storage, chain, ballot):
+        warnings.warn(
+            f"{chain.tip_name} in {storage.address} has been removed since it was restored, so the first checkpoint of "
+            "this start is a baseline",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        chain = chain.model_copy(update={"needs_baseline": True})
     seqs = [numbers[0] for name in storage.list_names("manifests") if (numbers := parse_manifest_name(name))]
     return Start(number=number, next_seq=max(seqs, default=0) + 1, chain=chain)
+
+
+def _is_there(storage: Storage, chain: ChainState, ballot: Ballot) -> bool:
+    """Whether what the next delta may be based on can still be restored, and nobody is removing it.
+
+    The lease of the restore is over. From the claim on others keep what the start goes on from (see `retention`), in
+    the order of `leases`: they say what they remove, then look for starts; here the claim comes before this look.
+    """
+    search = ChainSearch(storage, progress=ballot.progress)
+    for name, sha256 in ((chain.tip_name, chain.tip_sha256), (chain.baseline_name, chain.baseline_sha256)):
+        path = search.path_to(ParentRecord(name=name, sha256=sha256)) if name and sha256 else ""
+        if not isinstance(path, Path) or removals_of(storage, [file.name for file in path.files], now=time.time()):
+            return False
+    return True
 
 
 def _chain_state(

@@ -116,7 +116,7 @@ def remove_old_chains(
         tip_name: the newest commit, by the name of its trainer's manifest.
         keep_baselines: chains to keep, at least 1.
         pinned: names of checkpoints that are kept besides those pinned in the root.
-        progress: called after each removal.
+        progress: called after each file that was looked at or removed.
         now: a clock in Unix seconds.
 
     Returns:
@@ -129,7 +129,7 @@ def remove_old_chains(
     with _removal(storage, now) as lease:
         if lease is None:
             return []
-        search = ChainSearch(storage)
+        search = ChainSearch(storage, progress=progress)
         tip = search.named(tip_name)
         if isinstance(tip, str):
             return []
@@ -157,7 +157,7 @@ def remove_superseded(
     with _removal(storage, now) as lease:
         if lease is None:
             return []
-        search = ChainSearch(storage)
+        search = ChainSearch(storage, progress=progress)
         tip = search.named(tip_name)
         found = search.path_to(tip) if isinstance(tip, ParentRecord) else ""
         if not isinstance(found, Path):
@@ -204,12 +204,12 @@ def _remove_manifests(
     progress: Callable[[], None],
     now: Callable[[], float],
 ) -> list[str]:
-    """Say what is to be removed, then look for readers and new pins, then remove what is left."""
+    """Say what is to be removed, then look for readers, new pins and new starts, then remove what is left."""
     if not old:
         return []
     lease.take([manifest.name for manifest in old])
     held = {name for other in read_leases(storage, now=now()) if other.kind != "removal" for name in other.holds}
-    for name in {*read_pins(storage), *pinned}:
+    for name in {*read_pins(storage), *pinned, *_bases_of_next(storage, search)}:
         held |= _needed_for(search, name)
     going = [manifest for manifest in old if manifest.name not in held]
     gone = {manifest.name for manifest in going}

@@ -14,6 +14,7 @@ A temporary manifest from before the removal is gone, and the link fails, or has
 from after it finds the fence, or, when that has been taken away again, finds data missing.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 
 from dlrm_scale.checkpoint.commit import newest_start
@@ -35,12 +36,13 @@ def fence_name(number: int) -> str:
     return f"fences/{number}"
 
 
-def sweep_orphans(storage: Storage, *, start: int) -> list[str]:
+def sweep_orphans(storage: Storage, *, start: int, progress: Callable[[], None] = lambda: None) -> list[str]:
     """Remove a trainer's data files that no manifest names, and temporary manifests; only before its ranks write.
 
     Args:
         storage: the checkpoints.
         start: number of this start; what a newer one has written stays.
+        progress: called after each manifest that was read.
 
     Returns:
         Names of the removed files.
@@ -55,7 +57,7 @@ def sweep_orphans(storage: Storage, *, start: int) -> list[str]:
         if (numbers := parse_temporary_name(name)) is not None and numbers[1] <= start
     ]
     removed = _remove(storage, temporary)
-    data_names = _unnamed(storage.list_names("data"), read_manifests(storage))
+    data_names = _unnamed(storage.list_names("data"), read_manifests(storage, progress))
     orphans = [name for name in data_names if (numbers := parse_data_name(name)) is not None and numbers[1] <= start]
     return removed + _remove(storage, orphans)
 
