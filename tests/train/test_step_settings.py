@@ -52,6 +52,14 @@ def test_runs_resume_bit_for_bit_under_both_pipelines(settings: list[str], datas
         assert same_tables(read_tables(run), read_tables(straight))
 
 
+def test_a_run_may_change_its_readers_and_trains_on_the_same_rows(dataset: Path, tmp_path: Path) -> None:
+    run_training(1, tmp_path / "straight", dataset)
+    run_training(1, tmp_path / "run", dataset, ["data.readers=3", "train.max_steps=5"])
+    run_training(1, tmp_path / "run", dataset, ["data.readers=2", "train.max_steps=0"], resume=True)
+    assert losses(tmp_path / "run") == losses(tmp_path / "straight")
+    assert same_tables(read_tables(tmp_path / "run"), read_tables(tmp_path / "straight"))
+
+
 def test_the_norm_of_the_gradients_is_logged_before_clipping_with_the_share_that_was_clipped(
     dataset: Path, tmp_path: Path
 ) -> None:
