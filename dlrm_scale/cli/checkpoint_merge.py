@@ -6,7 +6,7 @@ All four need no GPU and no process group, and import neither torchrec nor fbgem
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from types import FrameType
@@ -67,9 +67,10 @@ def merge(
     """Merge deltas into one, or baseline and deltas into a new baseline, while the trainer goes on.
 
     What is merged restores the same rows, state and position in the data; what it was made of stays until it is removed
-    by --keep, `gc` or the trainer. Exits with 4 if a file is damaged, and with 130 when stopped by a signal.
+    by --keep, `gc` or the trainer. Exits with 4 if a file is damaged (--watch says so and goes by other files where it
+    can), and with 130 when stopped by a signal.
     """
-    from dlrm_scale.checkpoint import open_storage
+    from dlrm_scale.checkpoint import DamagedFileError, open_storage
     from dlrm_scale.errors import ConfigError, DlrmScaleError
     from dlrm_scale.recipes import find_checkpoints
     from dlrm_scale.units import parse_bytes
@@ -78,7 +79,8 @@ def merge(
         raise ConfigError(f"--step {step} is no step", remedy="give a number, or latest")
     limit_bytes = parse_bytes(memory_limit)
     storage = open_storage(find_checkpoints(run))
-    choose = _chooser(storage, None if step == "latest" else int(step), may_wait=watch is not None)
+    damaged: dict[str, str] = {}
+    choose = _chooser(storage, None if step == "latest" else int(step), damaged, may_wait=watch is not None)
     if dry_run:
         _say_plan(choose(), to, limit_bytes, as_json)
         return
@@ -92,6 +94,9 @@ def merge(
             except (DlrmScaleError, OSError) as error:
                 # The trainer may mend it by its next save, or somebody may make room on the disk.
                 typer.echo(f"error: {error}", err=True)
+                if isinstance(error, DamagedFileError):
+                    # Not tried again: the next round goes by other files, so that the chain doesn't grow for ever.
+                    damaged[error.file] = error.message
             time.sleep(watch)
 
 
@@ -140,13 +145,15 @@ def unpin(run: _Run, step: _Step, as_json: _AsJson = False) -> None:
     )
 
 
-def _chooser(storage: "Storage", step: int | None, *, may_wait: bool) -> "Callable[[], Chain | None]":
+def _chooser(
+    storage: "Storage", step: int | None, damaged: Mapping[str, str], *, may_wait: bool
+) -> "Callable[[], Chain | None]":
     def choose() -> "Chain | None":
         from dlrm_scale.checkpoint import find_chain
         from dlrm_scale.checkpoint.chain import open_step
         from dlrm_scale.errors import CheckpointError
 
-        chain = find_chain(storage) if step is None else open_step(storage, step)
+        chain = find_chain(storage, damaged=damaged) if step is None else open_step(storage, step)
         if chain is None and not may_wait:
             raise CheckpointError(f"{storage.address} holds no checkpoint", remedy="name a run that has saved one")
         return chain

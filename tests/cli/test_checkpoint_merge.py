@@ -145,3 +145,34 @@ def test_a_merge_imports_neither_torchrec_nor_fbgemm(saved: tuple[Path, Run]) ->
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     assert done.stderr.strip() == "0 []"
     assert len(json.loads(done.stdout)["merged"]) == 1
+
+
+def test_a_watching_merge_goes_by_other_files_than_the_one_that_it_has_found_damaged(
+    saved: tuple[Path, Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, run = saved
+    root = folder / "checkpoints"
+    assert run_command("checkpoint", "merge", folder, "--to", "baseline") == 0
+    chain = find_chain(root)
+    assert chain is not None
+    (file,) = [f for f in chain.tip.files if f.role == "rank"]
+    flipped = bytearray((root / file.name).read_bytes())
+    flipped[file.entries[0].tensors["weight"].offset_bytes] ^= 1
+    (root / file.name).write_bytes(flipped)
+    go_on(run, range(5, 7))
+    rounds: list[float] = []
+
+    def pause(seconds: float) -> None:
+        rounds.append(seconds)
+        if len(rounds) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("dlrm_scale.cli.checkpoint_merge.time.sleep", pause)
+    capsys.readouterr()
+    assert run_command("checkpoint", "merge", folder, "--to", "baseline", "--watch", "0", "--json") == 130
+    told = capsys.readouterr()
+    assert told.err.count(f"error: {file.name}, tensor") == 1
+    (one,) = json.loads(told.out)["merged"]
+    assert one["step"] == 6
+    assert len(one["made_of"]) == 7
+    assert load(root, make_layout("row_wise", 2), run.truth).equals(run.truth)
