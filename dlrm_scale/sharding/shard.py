@@ -23,6 +23,7 @@ from dlrm_scale.sharding.memory_pages import keep_freed_memory, on_huge_pages
 from dlrm_scale.sharding.plan import check_agreement, check_equal_requests, layout_of, make_plan
 from dlrm_scale.sharding.plan_file import plan_rows
 from dlrm_scale.sharding.ranks import Ranks
+from dlrm_scale.sharding.rules import allowed_types
 from dlrm_scale.sharding.sharder import TableSharder
 from dlrm_scale.sharding.table_kernels import (
     TableKernel,
@@ -209,6 +210,8 @@ def shard_model(
         PlanError: a plan that isn't allowed, doesn't fit, or differs between ranks.
     """
     check_equal_requests(tables, config, ranks)
+    # before the codecs: making those of bf16 on CPU logs 12 lines of TorchRec's a rank that bury the refusal
+    allowed_types(tables, config, ranks.device.type, ranks.ranks)
     with quiet_start_up():
         host_ranks = ranks_per_host(config.sharding.ranks_per_host, ranks)
         rows_per_rank = config.data.batch_size // ranks.ranks

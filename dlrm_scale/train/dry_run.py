@@ -15,6 +15,7 @@ from dlrm_scale.sharding.plan_file import plan_rows
 from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
 from dlrm_scale.train.feature_mapping import check_feature_mapping
 from dlrm_scale.train.memory.memory_check import MemoryCheck, RankMemory, describe_memory
+from dlrm_scale.train.micro_batch_rows import check_micro_batches
 from dlrm_scale.train.plan_table import describe_plan
 from dlrm_scale.train.run_folder import RunRequest
 from dlrm_scale.train.setup import build_on_ranks, device_kind, precision_notes, set_threads
@@ -99,6 +100,7 @@ def _rehearse(request: RunRequest, ranks: Ranks) -> DryRun:
     config = request.config
     dataset = Dataset.open(Path(config.data.path))
     check_equal_runs(request, dataset, ranks)
+    check_micro_batches(config, ranks.ranks)
     problem = ranks.broadcast_object(_unwritable(Path(config.run.path)))
     if isinstance(problem, ConfigError):
         raise problem

@@ -108,6 +108,8 @@ def _elastic(
 
     # the launcher's own tracebacks would bury the rank's message, which is printed instead
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # "Terminating process N via signal SIGTERM" for each rank that outlives the one that failed
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory(prefix="dlrm-scale-") as folder:
         launcher = elastic_launch(

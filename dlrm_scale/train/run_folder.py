@@ -31,6 +31,7 @@ from dlrm_scale.recipes import checkpoint_location, find_checkpoints, load_confi
 from dlrm_scale.recipes.load import differing
 from dlrm_scale.sharding.rules import check_sharding
 from dlrm_scale.train.memory.staging_plan import staging_memory_bytes
+from dlrm_scale.train.micro_batch_rows import check_micro_batches
 from dlrm_scale.train.tf32 import check_tf32
 from dlrm_scale.train.warm_start import WarmStart, check_same_model
 
@@ -262,6 +263,7 @@ def check_config(config: Config) -> None:
     """
     check_model(config.model)
     check_streams(config.data)
+    check_micro_batches(config, ranks=1)
     check_sharding(config)
     check_expected_restores(config.checkpoint)
     check_tf32(config, config.train.device)

@@ -38,6 +38,7 @@ from dlrm_scale.train.memory.staging_plan import describe_staging
 from dlrm_scale.train.metrics.collapse import collapse_warning
 from dlrm_scale.train.metrics.metrics import ClickMetrics
 from dlrm_scale.train.metrics.score_ranking import auc_kind
+from dlrm_scale.train.micro_batch_rows import check_micro_batches
 from dlrm_scale.train.plan_table import describe_plan
 from dlrm_scale.train.report import RunReport
 from dlrm_scale.train.resume import RestoreReport
@@ -89,6 +90,7 @@ def _train(request: RunRequest, stop: StopRequest, ranks: Ranks) -> RunResult:
     clock = StepClock()
     dataset = Dataset.open(Path(config.data.path))
     check_equal_runs(request, dataset, ranks)
+    check_micro_batches(config, ranks.ranks)
     chain, continues = choose_start(request, ranks)
     loaders = _Loaders(dataset, config, ranks)
     try:

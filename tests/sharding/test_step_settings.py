@@ -1,5 +1,6 @@
 """Micro-batches, gradient clipping and quantized exchanges on ranks."""
 
+import logging
 from functools import cache
 
 import pytest
@@ -139,6 +140,25 @@ def test_small_gradients_keep_their_digits_in_fp16() -> None:
         torch.testing.assert_close(codec.backward.decode(sent)[15:], gradients[15:], rtol=1e-3, atol=0)
         lost = codec.forward.decode(codec.forward.encode(gradients))
         assert not lost[:15].any()  # unscaled, they would vanish
+
+
+def _refused_without_a_log() -> str:
+    ranks = init_ranks("cpu", 60)
+    logged: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    try:
+        with pytest.raises(PlanError) as error:
+            build(make_config("row_wise", sharding={"all_to_all_precision": "bf16"}), TABLES, ranks)
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert logged == []
+    return error.value.message
+
+
+def test_bf16_exchanges_on_cpu_are_refused_before_torchrec_logs_that_it_falls_back() -> None:
+    assert all("not on CPU" in message for message in run_ranks(2, _refused_without_a_log))
 
 
 def test_an_exchange_precision_that_would_become_another_or_do_nothing_is_refused() -> None:

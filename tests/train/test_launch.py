@@ -1,5 +1,6 @@
 """Local ranks start, end, fail and stop as a user expects."""
 
+import logging
 import os
 import signal
 import time
@@ -53,10 +54,14 @@ def test_every_rank_runs_and_rank_zero_answers(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["saw-0", "saw-1"]
 
 
-def test_the_failing_ranks_own_message_reaches_the_user(tmp_path: Path) -> None:
+def test_the_failing_ranks_own_message_reaches_the_user_and_nothing_of_the_launchers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(DlrmScaleError) as error:
         launch(_second_rank_fails, str(tmp_path), 2, 1)
     assert str(error.value) == "rank 1: part-00003.arrow is 12 bytes short\n  remedy: preprocess again"
+    # torch warns of each rank that it ends
+    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
 def test_a_killed_rank_is_named(tmp_path: Path) -> None:
