@@ -242,6 +242,13 @@ class Manifest(_Record):
         entries = (e for f in self.files for e in f.entries if e.table == table)
         return tuple(sorted({(e.column_start, e.column_end) for e in entries}))
 
+    def all_column_splits(self) -> dict[str, tuple[tuple[int, int], ...]]:
+        """Those of all tables, by name: one look at the entries instead of one for each table."""
+        found: dict[str, set[tuple[int, int]]] = {table.name: set() for table in self.tables}
+        for entry in (e for f in self.files for e in f.entries):
+            found[entry.table].add((entry.column_start, entry.column_end))
+        return {name: tuple(sorted(ranges)) for name, ranges in found.items()}
+
 
 def temporary_name(manifest: Manifest) -> str:
     """Name under which a manifest is written before the commit."""

@@ -89,12 +89,12 @@ def check_row_state(manifests: Sequence[Manifest], layout: ShardLayout, *, allow
     Raises:
         CheckpointError: there are some and they aren't allowed.
     """
+    today = {table.spec.name: table.column_splits for table in layout.tables}
+    stored = [manifest.all_column_splits() for manifest in manifests]
     changed = []
     for name, record in manifests[-1].table_schema().items():
-        if not any(state.per == "row" for state in record.state.values()):
-            continue
-        today = layout.table(name).column_splits
-        if any(manifest.column_splits(name) != today for manifest in manifests):
+        by_row = any(state.per == "row" for state in record.state.values())
+        if by_row and any(splits[name] != today[name] for splits in stored):
             changed.append(name)
     if changed and not allowed:
         raise CheckpointError(

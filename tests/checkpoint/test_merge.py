@@ -133,6 +133,7 @@ def test_checkpoints_of_other_rank_counts_and_column_splits_are_merged_together(
         go_on(start(root, layout, truth, resumed_from=find_chain(root)), steps)
     (merged,) = merge(root, to)
     assert merged.manifest.column_splits("C1") == ((0, 8), (8, 16))
+    assert merged.manifest.all_column_splits() == {t.name: merged.manifest.column_splits(t.name) for t in TABLES}
     assert merged.manifest.ranks == 4
     for target in (make_layout("table_wise", 1), make_layout("column_wise", 2)):
         assert load(root, target, truth).equals(truth)
