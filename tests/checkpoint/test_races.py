@@ -10,8 +10,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -19,7 +21,7 @@ import pytest
 
 from dlrm_scale.checkpoint import Chain, find_chain, open_chain, verify
 from dlrm_scale.checkpoint.collect_garbage import collect_garbage
-from dlrm_scale.checkpoint.leases import LEASE_SECONDS, hold_chain
+from dlrm_scale.checkpoint.leases import LEASE_SECONDS, Lease, hold_chain
 from dlrm_scale.checkpoint.local_storage import LocalStorage
 from dlrm_scale.checkpoint.pins import pin_step
 from dlrm_scale.checkpoint.storage import ReadableFile, Storage
@@ -212,6 +214,102 @@ def test_at_every_operation_of_one_program_another_runs_through(
     before: Path, tmp_path: Path, first: str, second: str
 ) -> None:
     assert _all_races(before, tmp_path / "ck", first, second, 1) >= 15
+
+
+def _restore_in_a_removal(before: Path, root: Path, stop_at: str, goes_on_at: int) -> bool:
+    """Stop gc before the operation `stop_at`; a restore begins, and before its own operation gc goes on to its end.
+
+    Returns:
+        Whether the restore has so many operations.
+    """
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(before, root)
+    world = World(root)
+    stopped, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+    removing, reading = Trace(), Trace()
+    met: list[str] = []
+
+    def wait(index: int, operation: str, name: str) -> None:
+        if f"{operation} {name}".startswith(stop_at) and not stopped.is_set():
+            stopped.set()
+            assert goes_on.wait(60)
+
+    def go(index: int, operation: str, name: str) -> None:
+        if index == goes_on_at:
+            met.append(name)
+            let_go(0.0)
+
+    def let_go(seconds: float) -> None:
+        goes_on.set()
+        assert ended.wait(60)
+
+    removing.act, reading.act = wait, go
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(_gc, world, TracedStorage(root, removing))
+        result.add_done_callback(lambda _: (stopped.set(), ended.set()))
+        try:
+            assert stopped.wait(60)
+            watched = WatchedStorage(root, reading)
+            # As a trainer that has read the manifests by now: the newest chain, and the one that gc is removing.
+            choose = iter([_first_chain(watched)])
+            with hold_chain(watched, lambda: next(choose, None) or find_chain(watched), pause=let_go) as chain:
+                assert chain is not None
+                world.check(chain)
+        finally:
+            goes_on.set()
+        result.result(60)
+    assert verify(root) == []
+    return bool(met)
+
+
+def _first_chain(storage: Storage) -> Chain | None:
+    """The trainer's chain to step 0, of which no merge is."""
+    try:
+        return open_chain(storage, "manifests/00000001-s1.json")
+    except CheckpointError:
+        return None
+
+
+def _restores_in_removals(before: Path, root: Path, stop_at: str, stride: int) -> None:
+    goes_on_at = 0
+    while _restore_in_a_removal(before, root, stop_at, goes_on_at):
+        goes_on_at += stride
+    assert goes_on_at >= 4 * stride
+
+
+@pytest.mark.parametrize(
+    ("stop_at", "stride"),
+    [
+        ("remove manifests/0", 3),
+        *(pytest.param(at, 1, marks=pytest.mark.slow) for at in ("create leases/removal", "remove leases/removal")),
+        *(pytest.param(at, 1, marks=pytest.mark.slow) for at in ("remove manifests/0", "sync_folder", "remove data/")),
+    ],
+)
+def test_a_restore_that_begins_within_a_removal_is_not_undercut(
+    before: Path, tmp_path: Path, stop_at: str, stride: int
+) -> None:
+    _restores_in_removals(before, tmp_path / "ck", stop_at, stride)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", ["removals_of", "take"])
+def test_without_the_lease_or_the_look_for_removals_a_restore_is_undercut(
+    before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    """The races above would notice."""
+    if missing == "removals_of":
+        monkeypatch.setattr("dlrm_scale.checkpoint.leases.removals_of", lambda storage, names, now: [])
+        with pytest.raises(CheckpointError, match=r"can't open data/00000001-s1a1"):
+            _restores_in_removals(before, tmp_path / "ck", "remove manifests/0", 1)
+        return
+    take = Lease.take
+
+    def take_removals(lease: Lease, holds: Collection[str] = ()) -> None:
+        take(lease, holds if lease._kind == "removal" else ())
+
+    monkeypatch.setattr(Lease, "take", take_removals)
+    with pytest.raises(CheckpointError, match=r"can't open data/"):
+        _restores_in_removals(before, tmp_path / "ck", "create leases/removal", 1)
 
 
 @pytest.mark.slow
