@@ -4,6 +4,7 @@ import copy
 import errno
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -326,8 +327,8 @@ def test_nothing_is_acknowledged_whose_data_a_later_start_may_have_swept(
             successor.start()
             assert reads.wait(30)
 
-    def read_slowly(storage: Storage) -> list[ManifestFile]:
-        found = read_manifests(storage)
+    def read_slowly(storage: Storage, progress: Callable[[], None]) -> list[ManifestFile]:
+        found = read_manifests(storage, progress)
         reads.set()
         assert linked.wait(30)
         return found
