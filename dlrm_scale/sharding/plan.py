@@ -27,7 +27,7 @@ from dlrm_scale.sharding.plan_file import state_bytes
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.sharding.rules import allowed_types, device_memory_bytes
 from dlrm_scale.sharding.sharder import TableSharder
-from dlrm_scale.units import format_bytes
+from dlrm_scale.units import format_bytes, format_count
 
 __all__ = ["check_agreement", "check_equal_requests", "layout_of", "make_plan"]
 
@@ -189,6 +189,15 @@ def _does_not_fit(
     needs = {t.name: t.weight_bytes + state_bytes(t.rows, t.dim, optimizer) for t in tables}
     largest = max(needs, key=lambda name: needs[name])
     budget = int(memory_bytes * (1 - _RESERVED_SHARE))
+    if 2 * sum(needs.values()) <= budget:
+        rows = max(1, config.data.batch_size // ranks)
+        return PlanError(
+            f"no sharding plan fits: {len(tables)} tables need {format_bytes(sum(needs.values()))} with optimizer "
+            f"state, but TorchRec's planner counts buffers for batches of {format_count(rows)} rows a rank on top, "
+            f"and {format_bytes(budget)} a rank are there ({format_bytes(memory_bytes)}, less "
+            f"{_RESERVED_SHARE:.0%} for the dense part and batches)",
+            remedy="use a smaller data.batch_size, more ranks, or more sharding.device_memory",
+        )
     return PlanError(
         f"no sharding plan fits: {len(tables)} tables need {format_bytes(sum(needs.values()))} with optimizer state "
         f"and buffers on top; {ranks} x {format_bytes(budget)} are there ({format_bytes(memory_bytes)} a rank, less "

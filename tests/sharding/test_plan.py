@@ -91,6 +91,19 @@ def test_a_plan_that_does_not_fit_is_refused_on_every_rank() -> None:
     assert "The largest is C4: 14.0 KiB, allowed as table_wise" in messages[0]
 
 
+def _too_large_a_batch() -> str:
+    config = make_config(data={"batch_size": 1 << 20}, sharding={"device_memory": "1M"})
+    with pytest.raises(PlanError) as caught:
+        build(config, TABLES, init_ranks("cpu", 60))
+    return str(caught.value)
+
+
+def test_a_plan_that_fits_but_for_its_batches_names_the_batch_size() -> None:
+    (message,) = run_ranks(1, _too_large_a_batch)
+    assert "buffers for batches of 1,048,576 rows a rank" in message
+    assert "remedy: use a smaller data.batch_size" in message
+
+
 def _hosts_of_three() -> str:
     environment = dict(os.environ)
     with pytest.raises(ConfigError) as caught:

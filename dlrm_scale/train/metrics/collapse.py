@@ -15,6 +15,8 @@ _CHANCE = 0.01
 """An AUC less far above 0.5 than this, or than three standard errors, is taken for chance."""
 _LARGEST_STANDARD_ERROR = 0.01
 """Of an AUC by chance. With fewer rows (some 10,000 at a click rate of 3 %) nothing is said of the AUC."""
+_UNTRAINED = 0.02
+"""A logloss this near to ln 2, that of predicting one half: the sample model begins at 0.685."""
 _FEWEST_OF_A_CLASS = 100
 """Rows of either label below which logloss and base rate aren't compared."""
 
@@ -29,11 +31,25 @@ def collapse_warning(metrics: Mapping[str, object]) -> str | None:
     worse = _worse_than_base(metrics)
     if not signs and worse is None:
         return None
+    findings = "; ".join([*signs, *([worse] if worse else [])])
+    if signs and _untrained(metrics):
+        return (
+            f"the model has hardly learned: {findings}; its predictions are still about one half, so train for more "
+            "steps, or with larger learning rates (dense_optimizer.learning_rate, sparse_optimizer.learning_rate)"
+        )
     what = "the model may have collapsed" if signs else "the model does worse than none"
     return (
-        f"{what}: {'; '.join([*signs, *([worse] if worse else [])])}; try a tenth of both learning rates "
+        f"{what}: {findings}; try a tenth of both learning rates "
         "(dense_optimizer.learning_rate, sparse_optimizer.learning_rate) or a warm-up (schedule.warmup_steps)"
     )
+
+
+def _untrained(metrics: Mapping[str, object]) -> bool:
+    """Whether predictions are where initial weights put them, near one half, on rows whose base rate is elsewhere."""
+    logloss, base = metrics.get("logloss"), metrics.get("base_rate_logloss")
+    if not isinstance(logloss, float) or not isinstance(base, float):
+        return False
+    return abs(logloss - math.log(2)) < _UNTRAINED and base < math.log(2) - 2 * _UNTRAINED
 
 
 def _constant(metrics: Mapping[str, object]) -> str | None:

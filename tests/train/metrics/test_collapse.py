@@ -70,6 +70,16 @@ def test_scores_that_know_nothing_and_scores_that_are_upside_down_are_told_apart
     assert "is worse than chance" in warning
 
 
+def test_a_model_that_was_hardly_trained_is_not_advised_to_learn_more_slowly() -> None:
+    _, labels = _set(20_000, 0.25, 1.0)
+    initial = np.random.default_rng(3).standard_normal(len(labels)).astype(np.float32) * 0.05
+    warning = _warning(initial, labels)
+    assert warning is not None
+    assert warning.startswith("the model has hardly learned: its AUC of 0.")
+    assert "with larger learning rates" in warning
+    assert "a tenth" not in warning
+
+
 def test_good_rankings_with_far_too_sure_predictions_are_not_called_collapsed() -> None:
     logits, labels = _set(20_000, 0.25, 1.0)
     warning = _warning(6 * logits, labels)
