@@ -153,7 +153,6 @@ def restored_pipeline(
     chain = agree_on_chain(location, ranks, step, manifest=manifest)
     if chain is None:
         raise CheckpointError(f"run {run} has no checkpoint", remedy="train it first")
-    newest = step is None and not manifest
     restored = restore_run(
         chain,
         config,
@@ -161,7 +160,7 @@ def restored_pipeline(
         dataset,
         ranks,
         position=False,
-        next_best=(lambda damaged: agree_on_chain(location, ranks, damaged=damaged)) if newest else None,
+        next_best=lambda damaged: agree_on_chain(location, ranks, step, manifest=manifest, damaged=damaged),
     )
     return restored, make_eval_pipeline(model.sharded, pipeline_kind(config, ranks.device))
 

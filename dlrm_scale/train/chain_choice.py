@@ -37,6 +37,9 @@ def agree_on_chain(
         manifest: take the checkpoint of this manifest, by its name; "" for one of the others.
         damaged: what a restore has found to be wrong with data files, by their names; equal on all ranks.
 
+    Returns:
+        None if there is no checkpoint, or no way to the one asked for without damaged files.
+
     Raises:
         CheckpointError: checkpoints exist but none is whole, or ranks see different files.
     """
@@ -45,11 +48,7 @@ def agree_on_chain(
     held = ExitStack()
     if ranks.rank == 0:
         try:
-            chosen = held.enter_context(
-                hold_chain(
-                    storage, lambda: open_chain(storage, manifest) if manifest else _choose(storage, step, damaged)
-                )
-            )
+            chosen = held.enter_context(hold_chain(storage, lambda: _choose(storage, step, manifest, damaged)))
             verdict = (_identity(chosen), chosen.skipped, chosen.detours) if chosen is not None else None
         except CheckpointError as error:
             verdict = error
@@ -104,13 +103,24 @@ def _identity(chain: Chain) -> tuple[str, tuple[str, ...]]:
     return chain.tip_sha256, tuple(manifest.name for manifest in chain.manifests)
 
 
-def _choose(storage: Storage, step: int | None, damaged: Mapping[str, str]) -> Chain | None:
-    if step is None:
+def _choose(storage: Storage, step: int | None, manifest: str, damaged: Mapping[str, str]) -> Chain | None:
+    """The chain that is asked for; None if there is no checkpoint, or the one asked for is known to be damaged."""
+    if step is None and not manifest:
         return find_chain(storage, damaged=damaged)
+    name = manifest or _named(storage, step)
+    try:
+        return open_chain(storage, name, damaged=damaged)
+    except CheckpointError:
+        if damaged:
+            return None
+        raise
+
+
+def _named(storage: Storage, step: int | None) -> str:
     names = {row.step: row.name for row in list_checkpoints(storage) if row.state == "ok"}
     if step not in names:
         known = ", ".join(map(str, sorted(s for s in names if s is not None))) or "none"
         raise CheckpointError(
             f"{storage.address} has no whole checkpoint of step {step}", remedy=f"name one of these: {known}"
         )
-    return open_chain(storage, names[step])
+    return names[step]

@@ -86,7 +86,7 @@ def restore_run(
     ranks: Ranks,
     *,
     position: bool,
-    next_best: Callable[[Mapping[str, str]], Chain | None] | None,
+    next_best: Callable[[Mapping[str, str]], Chain | None],
     warm_start: WarmStart | None = None,
 ) -> RestoredRun:
     """Read a chain into the live shards, dense parameters and optimizers; a collective.
@@ -99,7 +99,7 @@ def restore_run(
         ranks: the process group.
         position: also put back the random state; otherwise only weights and optimizer state are taken.
         next_best: gives the chain to take instead of one with damaged files, of which it gets names and what is wrong;
-            None where just this checkpoint will do.
+            None where just this checkpoint will do, and no other way leads to it.
         warm_start: what to take and what may differ; None to take all of an equal model.
 
     Raises:
@@ -126,15 +126,14 @@ def restore_run(
         if not found:
             break
         damaged |= found
-        if next_best is None:
+        chain.release()
+        instead = next_best(damaged)
+        if instead is None:
             raise CheckpointError(
-                f"checkpoint {chain.name} (step {chain.step}) is damaged:\n  " + "\n  ".join(found.values()),
+                f"checkpoint {chain.name} (step {chain.step}) is damaged:\n  " + "\n  ".join(damaged.values()),
                 remedy="put the files back from a copy, or take the next best checkpoint: `checkpoint ls` lists them, "
                 "and --resume auto takes it",
             )
-        chain.release()
-        instead = next_best(damaged)
-        assert instead is not None, "checkpoints that are damaged exist"
         chain = instead
     assert isinstance(restored, Restored)
     read_bytes = sum(view for view in views if isinstance(view, int))

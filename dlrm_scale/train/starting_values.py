@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
-from dlrm_scale.checkpoint import Chain
+from dlrm_scale.checkpoint import Chain, open_storage
+from dlrm_scale.checkpoint.manifest_files import list_manifests
 from dlrm_scale.data.dataset.dataset import Dataset
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import CheckpointError, ConfigError, DlrmScaleError
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.train.chain_choice import agree_on_chain
 from dlrm_scale.train.resume import RestoredRun, describe_restore, restore_run
@@ -16,12 +16,15 @@ from dlrm_scale.train.setup import ModelOnRanks
 __all__ = ["choose_start", "fill_model"]
 
 
-def choose_start(
-    request: RunRequest, ranks: Ranks, damaged: Mapping[str, str] = MappingProxyType({})
-) -> tuple[Chain | None, bool]:
-    """What to restore, and whether it is the run itself that continues (or another whose weights it takes)."""
+def choose_start(request: RunRequest, ranks: Ranks) -> tuple[Chain | None, bool]:
+    """What to restore, and whether it is the run itself that continues (or another whose weights it takes).
+
+    Raises:
+        CheckpointError: what should be restored isn't there or isn't whole.
+        ConfigError: the checkpoints of a new run would lie among those of another one.
+    """
     if request.resume:
-        chain = agree_on_chain(request.checkpoints, ranks, request.resume_step, damaged=damaged)
+        chain = agree_on_chain(request.checkpoints, ranks, request.resume_step)
         if chain is not None:
             return chain, True
         if request.folder.has_committed():
@@ -29,12 +32,35 @@ def choose_start(
                 f"{request.folder.log} tells of committed checkpoints, and {request.checkpoints} has none",
                 remedy="put the files back, or start a new run in another run.path",
             )
+    else:
+        _refuse_a_used_root(request.checkpoints, ranks)
     if request.warm_start is None:
         return None, False
-    chain = agree_on_chain(RunFolder(path=Path(request.warm_start.run)).checkpoints, ranks, damaged=damaged)
+    chain = agree_on_chain(RunFolder(path=Path(request.warm_start.run)).checkpoints, ranks)
     if chain is None:
         raise CheckpointError(f"--init-from {request.warm_start.run}: that run has no checkpoint")
     return chain, False
+
+
+def _refuse_a_used_root(location: str, ranks: Ranks) -> None:
+    """One root, one run: this one would stop the other's trainer, and remove its checkpoints as old ones."""
+    fault: object = None
+    if ranks.rank == 0:
+        storage = open_storage(location)
+        try:
+            used = list_manifests(storage)
+        except OSError as error:
+            fault = CheckpointError(f"{storage.address} can't be read: {error}")
+        else:
+            if used:
+                fault = ConfigError(
+                    f"{storage.address} holds the checkpoints of another run, {used[-1]} among them",
+                    remedy="set checkpoint.path to another folder or URL, or go on with that run: --set run.path=… "
+                    "--resume auto",
+                )
+    fault = ranks.broadcast_object(fault)
+    if isinstance(fault, DlrmScaleError):
+        raise fault
 
 
 def fill_model(
@@ -59,9 +85,7 @@ def fill_model(
         dataset,
         ranks,
         position=continues,
-        next_best=None
-        if continues and request.resume_step is not None
-        else lambda damaged: choose_start(request, ranks, damaged)[0],
+        next_best=lambda damaged: _next_best(request, continues, ranks, damaged),
         warm_start=None if continues else request.warm_start,
     )
     notes.extend(restored.notes)
@@ -75,3 +99,10 @@ def fill_model(
     if continues and not restored.same_ranks:
         notes.append("the number of ranks changed: rows and state are exact, losses agree to rounding")
     return restored
+
+
+def _next_best(request: RunRequest, continues: bool, ranks: Ranks, damaged: Mapping[str, str]) -> Chain | None:
+    if continues:
+        return agree_on_chain(request.checkpoints, ranks, request.resume_step, damaged=damaged)
+    assert request.warm_start is not None
+    return agree_on_chain(RunFolder(path=Path(request.warm_start.run)).checkpoints, ranks, damaged=damaged)

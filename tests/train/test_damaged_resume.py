@@ -11,11 +11,12 @@ import pytest
 from dlrm_scale.checkpoint import open_chain
 from dlrm_scale.checkpoint.manifest import FileRecord, Manifest
 from dlrm_scale.data.dataset.dataset import Dataset
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import CheckpointError, ConfigError
 from dlrm_scale.sharding.ranks import close_ranks, init_ranks
 from dlrm_scale.train.run_folder import resolve_run
 from dlrm_scale.train.setup import build_on_ranks
 from dlrm_scale.train.starting_values import choose_start, fill_model
+from tests.checkpoint.merging import merge
 from tests.support.datasets import make_dataset
 from tests.support.rank_runner import run_ranks
 from tests.support.training import log_records, losses, read_tables, run_training, same_tables
@@ -189,6 +190,28 @@ def test_a_checkpoint_that_was_asked_for_is_not_replaced_by_another(history: His
         run_ranks(2, _fill, str(damaged), str(history.dataset), 12)
     assert caught.value.remedy is not None
     assert "--resume auto" in caught.value.remedy
+
+
+def test_a_checkpoint_that_was_asked_for_is_restored_by_another_way_if_a_merge_left_one(
+    history: History, damaged: Path
+) -> None:
+    (merged,) = merge(damaged / "checkpoints", "baseline", 12)
+    file = _rank_file(merged.manifest, 1)
+    _flip(damaged / "checkpoints" / file.name, _used(file, chain_tip=True)[0])
+    filled = run_ranks(2, _fill, str(damaged), str(history.dataset), 12)
+    assert [rank.step for rank in filled] == [12, 12]
+    _check(filled, history.tables[12])
+    told = " ".join(filled[0].notes)
+    assert f"went by other files, as {file.name}, tensor" in told
+    assert "lost" not in told
+
+
+def test_a_new_run_is_not_put_among_the_checkpoints_of_another(history: History, damaged: Path, tmp_path: Path) -> None:
+    settings = [*SETTINGS, "train.max_steps=1", f"checkpoint.path={damaged / 'checkpoints'}"]
+    with pytest.raises(ConfigError, match=r"holds the checkpoints of another run, manifests/00000004-s4\.json among"):
+        run_training(2, tmp_path / "new", history.dataset, settings)
+    assert not (tmp_path / "new").exists()
+    assert len(list((damaged / "checkpoints" / "starts").iterdir())) == 4
 
 
 def test_training_goes_on_from_the_next_best_position_as_if_nothing_had_happened(
