@@ -129,12 +129,21 @@ def show(
 def _show_changes(root: str, seq: int, later: int, as_json: bool) -> None:
     from dlrm_scale.checkpoint.chain import open_chain
     from dlrm_scale.checkpoint.changes import find_changes
+    from dlrm_scale.checkpoint.leases import hold_chain
+    from dlrm_scale.checkpoint.storage import open_storage
     from dlrm_scale.checkpoint.verify import read_checkpoint
     from dlrm_scale.cli.byte_progress import ByteProgress
 
-    first, second = (open_chain(root, read_checkpoint(root, number).name) for number in (seq, later))
-    with ByteProgress("comparing", first.size_bytes + second.size_bytes) as bar:
-        changes = find_changes(first, second, progress=bar.advance)
+    storage = open_storage(root)
+    names = [read_checkpoint(storage, number).name for number in (seq, later)]
+    with (
+        hold_chain(storage, lambda: open_chain(storage, names[0])) as first,
+        hold_chain(storage, lambda: open_chain(storage, names[1])) as second,
+    ):
+        assert first is not None
+        assert second is not None
+        with ByteProgress("comparing", first.size_bytes + second.size_bytes) as bar:
+            changes = find_changes(first, second, progress=bar.advance)
     tables = [{**asdict(table), "share": table.rows_changed / table.rows} for table in changes.tables]
     files = [{"name": file.name, "bytes": file.size_bytes} for file in changes.files]
     if as_json:

@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from dlrm_scale.checkpoint import find_chain, verify
-from dlrm_scale.checkpoint.leases import Lease
+from dlrm_scale.checkpoint import Chain, find_chain, verify
+from dlrm_scale.checkpoint.changes import Changes, find_changes
+from dlrm_scale.checkpoint.leases import Lease, read_leases
 from dlrm_scale.checkpoint.local_storage import LocalStorage
 from tests.checkpoint.merging import files_of, go_on, start
 from tests.checkpoint.simulated_run import Run, load, make_layout
@@ -176,3 +178,21 @@ def test_a_watching_merge_goes_by_other_files_than_the_one_that_it_has_found_dam
     assert one["step"] == 6
     assert len(one["made_of"]) == 7
     assert load(root, make_layout("row_wise", 2), run.truth).equals(run.truth)
+
+
+def test_what_show_compares_is_kept_from_removal_meanwhile(
+    saved: tuple[Path, Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = saved
+    storage = LocalStorage(folder / "checkpoints")
+    held: list[frozenset[str]] = []
+
+    def compare(first: Chain, second: Chain, **options: object) -> Changes:
+        held.extend(lease.holds for lease in read_leases(storage, now=time.time()))
+        return find_changes(first, second)
+
+    monkeypatch.setattr("dlrm_scale.checkpoint.changes.find_changes", compare)
+    found = run_json(capsys, "checkpoint", "show", folder, "2", "4")
+    assert (found["first_step"], found["second_step"]) == (1, 3)
+    assert sorted(map(len, held)) == [2, 4]
+    assert storage.list_names("leases") == []
