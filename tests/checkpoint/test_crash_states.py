@@ -76,7 +76,7 @@ def test_no_sampled_crash_state_of_a_life_with_merges_is_wrong_or_older_than_ack
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("live", "share"), [(whole_life, 1.0), (life_with_merges, 0.4)])
+@pytest.mark.parametrize(("live", "share"), [(whole_life, 1.0), (life_with_merges, 0.2)])
 def test_no_crash_state_of_a_whole_life_is_wrong_or_older_than_acknowledged(
     live: Callable[[], Life], share: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
