@@ -4,11 +4,14 @@
 #   PYTHON=python3.12      which interpreter to build .venv with
 #   TORCH_INDEX=…          an index that holds a CPU-only torch, where the configured one serves the CUDA build
 #   PYTEST_ARGS=…          more words for pytest, as in PYTEST_ARGS="-k vocabulary"
+#   PYTEST_WORKERS=2       processes that share the test files; 0 runs them in pytest's own
 
 DEVICE ?= auto
 PYTHON ?= python3
 TORCH_INDEX ?=
 PYTEST_ARGS ?=
+PYTEST_WORKERS ?= 2
+SHARED := -n $(PYTEST_WORKERS) --dist loadfile
 export DEVICE PYTHON TORCH_INDEX
 
 BIN := .venv/bin
@@ -32,10 +35,10 @@ lint: install ## formatting, lint, types and layers
 	@$(BIN)/lint-imports
 
 test: lint ## all checks and the fast tests
-	@$(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not slow and not gpu" $(SHARED) $(PYTEST_ARGS)
 
 test-all: lint ## all checks and all tests; those that need a GPU are skipped without one
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(SHARED) $(PYTEST_ARGS)
 
 format: install ## put the code into the project's format
 	@$(BIN)/python -m ruff check --fix .
