@@ -362,6 +362,8 @@ def commit_manifest(storage: Storage, manifest: Manifest) -> str:
             check_fence(storage, manifest.start)
         except FencedError as error:
             raise FencedCommitError(error.message, remedy=error.remedy) from error
+        except Exception as error:
+            raise UncertainCommitError(f"{manifest.name} is there, and starts/ can't be read: {error}") from error
     finally:
         # The link has decided. What is left of the temporary name is swept by the next start.
         with suppress(OSError):

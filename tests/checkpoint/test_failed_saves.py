@@ -305,6 +305,36 @@ def test_commits_of_a_later_start_win_over_what_a_zombie_slipped_in(tmp_path: Pa
     assert load(root, make_layout("row_wise", 1), successor.truth).equals(successor.truth)
 
 
+class _UnlistedAfterLink(TracedStorage):
+    """Can't list `starts/` once a manifest has been linked."""
+
+    linked = False
+
+    def link(self, source: str, target: str) -> None:
+        super().link(source, target)
+        self.linked = True
+
+    def list_names(self, folder: str) -> list[str]:
+        if folder == "starts" and self.linked:
+            self.linked = False
+            raise OSError(errno.EIO, "Input/output error")
+        return super().list_names(folder)
+
+
+def test_a_commit_whose_fence_can_not_be_looked_for_again_fails_and_keeps_its_data(tmp_path: Path) -> None:
+    root = tmp_path / "ck"
+    layout = make_layout("row_wise", 1)
+    run = Run(root, layout, make_truth(TABLES, ["row"]), storages=[_UnlistedAfterLink(root, Trace())])
+    outcome = run.save(1)
+    assert not outcome.committed
+    assert "starts/ can't be read: [Errno 5]" in str(outcome.error)
+    assert verify(root) == []
+    assert [row.step for row in list_checkpoints(root)] == [1]  # it may be resumed from, as nobody has removed its data
+    run.change("C1", [3], 1.0)
+    assert not run.save(2).committed
+    assert load(root, layout, run.truth).equals(run.truth)
+
+
 @pytest.mark.parametrize("moment", ["before the link", "after the link", "while the manifests are read"])
 def test_nothing_is_acknowledged_whose_data_a_later_start_may_have_swept(
     tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
