@@ -284,7 +284,7 @@ class TrainingLoop:
 
     def _end(self) -> LoopEnd:
         self._settle()
-        self.profiler.close()
+        self.profiler.end()
         self._tell_of_profiles()
         if self._window.steps:
             self._log()

@@ -36,6 +36,7 @@ class StepProfiler:
         self.written: list[Path] = []
         self._notes: list[str] = []
         self._steps = frozenset(steps)
+        self._to_come = set(steps)
         self._folder = folder
         self._rank = rank
         self._clock = clock
@@ -61,6 +62,7 @@ class StepProfiler:
         if self._profile is None:
             return False
         self._last = step
+        self._to_come.discard(step)
         if step + 1 in self._steps:
             return False
         self.close()
@@ -68,8 +70,19 @@ class StepProfiler:
 
     def close(self) -> None:
         """Stop and write what was profiled so far; nothing if nothing was."""
-        if self._profile is None:
-            return
+        if self._profile is not None:
+            self._write()
+
+    def end(self) -> None:
+        """Close at the end of training, and note the steps that never came."""
+        self.close()
+        if self._to_come:
+            named = ", ".join(str(step) for step in sorted(self._to_come))
+            self._notes.append(f"warning: train.profile_steps: no trace of {named}, which this start did not train")
+            self._to_come.clear()
+
+    def _write(self) -> None:
+        assert self._profile is not None
         stopped, self._profile = self._profile, None
         self._clock.listeners.remove(self._ranges.switch)
         self._ranges.switch(None)
@@ -81,7 +94,8 @@ class StepProfiler:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 stopped.export_chrome_trace(str(path))
                 self.written.append(path)
-                self._notes.append(f"traces of steps {self._first} to {self._last}, of every rank: {self._folder}")
+                steps = f"step {self._first}" if self._first == self._last else f"steps {self._first} to {self._last}"
+                self._notes.append(f"traces of {steps}, of every rank: {self._folder}")
             except OSError as error:
                 self._notes.append(f"warning: the trace {path} isn't written: {error}; training goes on without it")
 

@@ -107,6 +107,20 @@ def test_a_trace_that_cannot_be_written_is_told_and_ends_nothing(tmp_path: Path)
     assert clock.listeners == []
 
 
+def test_steps_that_a_run_did_not_reach_are_named_at_its_end(tmp_path: Path) -> None:
+    profiler = StepProfiler((3, 7, 9), tmp_path / "profile", 0, StepClock(), BackwardRanges([]))
+    for step in (1, 2, 3, 4):
+        profiler.before(step)
+        profiler.after(step)
+    profiler.end()
+    assert profiler.take_notes() == [
+        f"traces of step 3, of every rank: {tmp_path / 'profile'}",
+        "warning: train.profile_steps: no trace of 7, 9, which this start did not train",
+    ]
+    profiler.end()
+    assert profiler.take_notes() == []
+
+
 def test_a_run_that_ends_among_profiled_steps_writes_those_that_it_did(tmp_path: Path) -> None:
     clock = StepClock()
     profiler = StepProfiler((3, 4, 5), tmp_path / "profile", 1, clock, BackwardRanges([]))
