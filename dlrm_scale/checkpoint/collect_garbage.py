@@ -71,8 +71,10 @@ def collect_garbage(
     if dry_run:
         removed = [*(manifest.name for manifest in going), *sizes]
     else:
-        removed = remove_old_chains(storage, tip_name=chain.name, keep_baselines=keep_baselines, now=now)
-        removed += sweep_stale(storage, now=now()) + sweep_merges(storage, now=now())
+        # Leftovers first: that needs no lease, for which a full disk may have no room.
+        removed = sweep_stale(storage, now=now())
+        removed += remove_old_chains(storage, tip_name=chain.name, keep_baselines=keep_baselines, now=now)
+        removed += sweep_merges(storage, now=now())
     return Garbage(
         chains=found.chains,
         pinned=tuple(sorted(read_pins(storage))),

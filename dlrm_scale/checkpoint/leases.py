@@ -154,7 +154,12 @@ class Lease:
         }
         if self._name is None:
             self._storage.make_folders("leases")
-        self._storage.write_durably(name, json.dumps(record).encode() + b"\n")
+        try:
+            self._storage.write_durably(name, json.dumps(record).encode() + b"\n")
+        except OSError:
+            with suppress(OSError):
+                self._storage.remove(name)
+            raise
         before, self._name, self._beat, self._expires = self._name, name, self._beat + 1, expires
         if before is not None:
             self._storage.remove(before)

@@ -13,6 +13,7 @@ from dlrm_scale.checkpoint.local_storage import LocalStorage
 from dlrm_scale.checkpoint.pins import pin_step, read_pins, unpin_step
 from dlrm_scale.checkpoint.retention import remove_old_chains
 from dlrm_scale.errors import CheckpointError
+from tests.checkpoint.faulty_storage import Trace, TracedStorage
 from tests.checkpoint.merging import files_of, go_on, merge, start
 from tests.checkpoint.simulated_run import TABLES, Run, load, load_chain, make_layout, make_truth
 
@@ -260,3 +261,27 @@ def test_gc_beside_a_trainer_sweeps_older_saves_and_starts_and_dead_merges_alone
     found = collect_garbage(LocalStorage(root), keep_baselines=2, dry_run=False)
     assert set(found.removed) == stale
     assert all((root / name).exists() for name in live)
+
+
+def test_on_a_full_disk_leftovers_make_room_for_the_lease_of_a_removal(tmp_path: Path) -> None:
+    root = tmp_path / "ck"
+    run = _run(root, keep_baselines=9)
+    for step in range(6):
+        run.save(step)
+    trace = Trace()
+    trace.room_bytes = 0
+    full = TracedStorage(root, trace)
+    with pytest.raises(OSError, match="No space left"):
+        collect_garbage(full, keep_baselines=2, dry_run=False)
+    assert LocalStorage(root).list_names("leases") == []
+    assert len(_kinds(root)) == 6
+    left = "data/00000002-s1a9-r0.safetensors"
+    (root / left).write_bytes(b"x" * 4096)
+
+    def make_room(operation: str, name: str) -> None:
+        if operation == "remove" and name == left:
+            trace.room_bytes = 4096
+
+    trace.after = make_room
+    assert left in collect_garbage(full, keep_baselines=2, dry_run=False).removed
+    assert _kinds(root) == ["baseline2", "delta3", "baseline4", "delta5"]
