@@ -19,6 +19,7 @@ import xxhash
 
 from dlrm_scale.checkpoint.manifest import ITEM_BYTES, ErrorRecord, FileRecord, TensorRecord
 from dlrm_scale.checkpoint.storage import ReadableFile, Storage
+from dlrm_scale.checkpoint.store_calls import is_outage
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.units import MIB
 
@@ -31,6 +32,7 @@ __all__ = [
     "TensorSource",
     "WrittenFile",
     "file_fault",
+    "unreadable",
     "write_file",
 ]
 
@@ -179,6 +181,13 @@ class DamagedFileError(CheckpointError):
         self.file = file
 
 
+def unreadable(message: str, error: Exception, file: str) -> CheckpointError:
+    """What to raise for a file that can't be read: damage, which other files may stand in for, or an outage."""
+    if is_outage(error):
+        return CheckpointError(message, remedy="the storage doesn't answer, which is no damage: try again")
+    return DamagedFileError(message, file=file)
+
+
 class BlockReader:
     """Reads one tensor of an open file, a block or all of it, and checks every byte it returns.
 
@@ -201,6 +210,7 @@ class BlockReader:
 
         Raises:
             DamagedFileError: the bytes aren't those that were written.
+            CheckpointError: the storage doesn't answer.
         """
         buffer = torch.empty(self._record.size_bytes, dtype=torch.uint8)
         self._fill(buffer, 0, self._record.xxh3_128)
@@ -235,7 +245,7 @@ class BlockReader:
         try:
             self._file.read_into(view, self._record.offset_bytes + start_bytes)
         except (OSError, EOFError) as error:
-            raise DamagedFileError(f"can't read {place}: {error}", file=self._file.name) from error
+            raise unreadable(f"can't read {place}: {error}", error, self._file.name) from error
         if xxhash.xxh3_128_hexdigest(view) != expected:
             raise DamagedFileError(f"{place}: damaged, the hash doesn't match the manifest's", file=self._file.name)
 
@@ -245,6 +255,9 @@ def file_fault(storage: Storage, record: FileRecord, *, read_all: bool) -> str |
 
     Returns:
         None, or what is wrong in words that follow the file's name.
+
+    Raises:
+        OSError: the storage doesn't answer, so it isn't known.
     """
     try:
         size = storage.size_bytes(record.name)
@@ -255,6 +268,8 @@ def file_fault(storage: Storage, record: FileRecord, *, read_all: bool) -> str |
     except FileNotFoundError:
         return "is missing"
     except (OSError, EOFError) as error:
+        if is_outage(error):
+            raise
         return f"can't be read: {error}"
     return None
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from dlrm_scale.checkpoint.file_names import checkpoint_name, parse_manifest_name
 from dlrm_scale.checkpoint.manifest import FORMAT_MAJOR, Manifest, ParentRecord, parse_manifest
 from dlrm_scale.checkpoint.storage import Storage
+from dlrm_scale.checkpoint.store_calls import is_outage
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.units import MIB
 
@@ -71,12 +72,18 @@ def read_manifests(storage: Storage, progress: Callable[[], None] = lambda: None
 
 
 def read_manifest(storage: Storage, name: str) -> ManifestFile:
-    """Read one manifest; a missing, damaged or inconsistent one carries the reason."""
+    """Read one manifest; a missing, damaged or inconsistent one carries the reason.
+
+    Raises:
+        OSError: the storage doesn't answer.
+    """
     try:
         manifest, digest = parse_manifest(storage.read(name, MANIFEST_LIMIT_BYTES), name)
     except FileNotFoundError:
         return ManifestFile(name=name, manifest=None, sha256="", reason=f"{name} is missing")
     except (OSError, EOFError, ValueError) as error:
+        if is_outage(error):
+            raise
         return ManifestFile(name=name, manifest=None, sha256="", reason=f"{name} can't be read: {error}")
     except CheckpointError as error:
         return ManifestFile(name=name, manifest=None, sha256="", reason=error.message)

@@ -14,7 +14,7 @@ import torch
 
 from dlrm_scale.checkpoint.chain import Chain
 from dlrm_scale.checkpoint.entry_reader import EntryReader
-from dlrm_scale.checkpoint.format import BlockReader, DamagedFileError
+from dlrm_scale.checkpoint.format import BlockReader, unreadable
 from dlrm_scale.checkpoint.manifest import EntryRecord, FileRecord, Manifest
 from dlrm_scale.checkpoint.schema_match import SchemaChanges, check_row_state, check_schema
 from dlrm_scale.checkpoint.snapshot import check_regions
@@ -79,7 +79,7 @@ def restore(
 
     Raises:
         CheckpointError: tables or optimizer state don't match (all are listed), or row-wise state can't be carried
-            over; nothing is written then.
+            over; nothing is written then. Or the storage doesn't answer.
         DamagedFileError: a file is damaged; it is named.
         ValueError: the shards aren't those of the layout.
     """
@@ -240,7 +240,7 @@ class _Restorer:
                 yield counted
                 self.bytes_read += counted.bytes_read
         except OSError as error:
-            raise DamagedFileError(f"can't open {name}: {error}", file=name) from error
+            raise unreadable(f"can't open {name}: {error}", error, name) from error
 
     def _apply_entry(self, file: ReadableFile, entry: EntryRecord, targets: Sequence[_Target]) -> None:
         reader = EntryReader(file, entry)

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from dlrm_scale.errors import CheckpointError
 
-__all__ = ["Retries", "StoreCalls", "StoreTimeoutError", "UncertainWriteError", "is_transient"]
+__all__ = ["Retries", "StoreCalls", "StoreTimeoutError", "UncertainWriteError", "is_outage", "is_transient"]
 
 _TRANSIENT_ERRNOS = frozenset(
     {
@@ -35,6 +35,9 @@ _TRANSIENT_ERRNOS = frozenset(
 )
 _NET_PACKAGES = frozenset({"aiobotocore", "aiohttp", "botocore", "gcsfs", "requests", "urllib3"})
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+_OUTAGE_ERRNOS = _TRANSIENT_ERRNOS - {errno.EINTR, errno.EIO, errno.EREMOTEIO}
+"""EIO is what a broken disk says, too."""
 
 T = TypeVar("T")
 
@@ -145,6 +148,13 @@ class StoreCalls:
         if results:
             return results[0]
         raise StoreTimeoutError(errno.ETIMEDOUT, f"{what}: no answer within {timeout_seconds:g} s")
+
+
+def is_outage(error: BaseException) -> bool:
+    """Say whether the storage couldn't be asked, in the end: whatever was to be read may be as sound as ever."""
+    return isinstance(error, (TimeoutError, ConnectionError)) or (
+        isinstance(error, OSError) and error.errno in _OUTAGE_ERRNOS
+    )
 
 
 def is_transient(error: BaseException) -> bool:
