@@ -53,7 +53,9 @@ def working_folder(out: Path, *, force: bool) -> Iterator[Path]:
         folder.mkdir(exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise ConfigError(f"--out {out}: {error}", remedy="name a file in a folder that can be written") from None
+        raise ConfigError(
+            f"--out {out}: folder {out.parent}: {error.strerror}", remedy="name a file in a folder that can be written"
+        ) from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

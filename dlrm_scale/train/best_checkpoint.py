@@ -17,7 +17,7 @@ from dlrm_scale.checkpoint.manifest_files import has_checkpoint
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.train.metrics.metrics import ClickMetrics
 
-__all__ = ["BestCheckpoint", "BestKeeper", "best_manifest", "read_best"]
+__all__ = ["BestCheckpoint", "BestKeeper", "best_manifest", "read_best", "undefined_warning"]
 
 _SMALLER_IS_BETTER = {"logloss": True, "auc": False}
 
@@ -78,6 +78,13 @@ def best_manifest(path: Path) -> str:
             remedy="name a step, or train with rows in the validation split and train.best_metric",
         )
     return best.manifest
+
+
+def undefined_warning(metric: Literal["logloss", "auc", "none"], metrics: ClickMetrics) -> str | None:
+    """Say that a validation can't tell the best checkpoint, as its metric is undefined; None if it can."""
+    if metric == "none" or getattr(metrics, metric) is not None:
+        return None
+    return f'train.best_metric = "{metric}" can\'t tell the best checkpoint: {metrics.note or "it is undefined"}'
 
 
 class BestKeeper:

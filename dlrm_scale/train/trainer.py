@@ -25,7 +25,7 @@ from dlrm_scale.telemetry import StepClock
 from dlrm_scale.touched_rows import TouchedRows
 from dlrm_scale.train.attribution.gpu_intervals import GpuIntervals
 from dlrm_scale.train.attribution.profile import StepProfiler
-from dlrm_scale.train.best_checkpoint import BestKeeper
+from dlrm_scale.train.best_checkpoint import BestKeeper, undefined_warning
 from dlrm_scale.train.deterministic import deterministic_algorithms
 from dlrm_scale.train.evaluate import evaluate_batches
 from dlrm_scale.train.feature_mapping import feature_mapping
@@ -279,18 +279,20 @@ def _finish(
         loop.judge_last(validation)
     result = make_result(end, loop.start_step, validation, loop.rank_time(), ranks)
     collapse = None if validation is None else collapse_warning(validation.as_dict())
-    compiled = compile_warnings(loop.sharded, loop.config, ranks)
+    told = [*compile_warnings(loop.sharded, loop.config, ranks)]
+    undefined = None if validation is None else undefined_warning(loop.config.train.best_metric, validation)
+    told += [] if undefined is None else [undefined]
     result = replace(
         result,
         memory=memory_use(memory.estimate, ranks),
         restore=None if restore_report is None else restore_report.as_dict(),
-        warnings=[*memory.warnings, *compiled, *([] if collapse is None else [collapse])],
+        warnings=[*memory.warnings, *told, *([] if collapse is None else [collapse])],
     )
     best = loop.saver.best.best
     if best is not None:
         result = replace(result, best=best.as_dict())
     if report is not None:
-        for warning in compiled:
+        for warning in told:
             report.say(f"warning: {warning}")
         if validation is not None:
             report.record("validation", end.step, validation.as_dict())

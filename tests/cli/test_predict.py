@@ -149,7 +149,7 @@ def test_mistakes_are_told_before_anything_is_read(
         ((run / "dataset", run / "day_1.tsv", "--out", "x.csv"), "stands beside other input"),
         ((run / "day_1.tsv", "--split", "test", "--out", "x.csv"), "the input is raw rows"),
         ((run / "dataset", "--step", "last", "--out", "x.csv"), "allowed: best, or the step of a checkpoint"),
-        ((run / "dataset", "--out", tmp_path / "no" / "x.csv"), "a folder that can be written"),
+        ((run / "dataset", "--out", tmp_path / "no" / "x.csv"), f"folder {tmp_path / 'no'}: No such file or directory"),
     ):
         assert run_command("predict", run / "run", *arguments) == 2
         assert message in capsys.readouterr().err

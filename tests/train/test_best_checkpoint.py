@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -12,7 +13,7 @@ from dlrm_scale.cli.checkpoint import app as checkpoint_commands
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.recipes import load_config
 from dlrm_scale.scoring.evaluate_run import EvaluationRequest, evaluate_rank
-from dlrm_scale.train.best_checkpoint import BestKeeper, best_manifest, read_best
+from dlrm_scale.train.best_checkpoint import BestKeeper, best_manifest, read_best, undefined_warning
 from dlrm_scale.train.metrics.metrics import ClickMetrics, click_metrics
 from dlrm_scale.train.run_folder import RunFolder
 from dlrm_scale.train.stop import StopRequest
@@ -125,8 +126,6 @@ def _outcome(manifest: str, *, committed: bool = True) -> SaveOutcome:
 
 
 def _metrics(logloss: float | None, auc: float | None, rows: int = 100) -> ClickMetrics:
-    import numpy as np
-
     made = click_metrics(np.zeros(rows, np.float32), np.array([0, 1] * (rows // 2), np.uint8))
     return ClickMetrics(**{**made.as_dict(), "logloss": logloss, "auc": auc})
 
@@ -168,6 +167,17 @@ def test_only_committed_improvements_count_and_undefined_values_never_do(tmp_pat
     assert (keeper.pinned, keeper.best.value) == ({"manifests/d"}, 0.8)
     # another number of rows begins a new comparison
     assert keeper.improved_by(_metrics(0.9, 0.1, rows=50), 9)
+
+
+def test_a_metric_that_can_tell_no_best_is_warned_of() -> None:
+    one_class = click_metrics(np.zeros(100, np.float32), np.zeros(100, np.uint8))
+    assert undefined_warning("auc", one_class) == (
+        'train.best_metric = "auc" can\'t tell the best checkpoint: only label 0 occurs: AUC and normalized entropy '
+        "are undefined"
+    )
+    assert undefined_warning("logloss", one_class) is None
+    assert undefined_warning("none", one_class) is None
+    assert undefined_warning("auc", _metrics(0.5, 0.6)) is None
 
 
 def test_a_damaged_best_json_is_named_and_does_not_hold_up_a_resume(dataset: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -208,6 +209,10 @@ def test_the_intervals_of_a_run_add_up_to_its_time_and_leave_little_over(
     table = summary_table(result, "runs/a")
     assert f"{intervals['backward']['share']:.1%}" in table
     assert "hidden in other threads: fetch" in table
+    assert "samples/s" in table
+    nothing_left = summary_table(replace(result, rows=0), "runs/a")
+    assert "samples/s" not in nothing_left
+    assert "of the time\n" not in nothing_left.split("cost of checkpoints")[0]
 
 
 def test_each_log_line_has_the_seconds_since_the_last_one(tmp_path: Path, dataset: Path) -> None:
