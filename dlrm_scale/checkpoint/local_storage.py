@@ -98,13 +98,19 @@ class LocalStorage:
 
         Raises:
             FileExistsError: the name is taken.
+            OSError: from the block or the end of it; the file is named in it.
         """
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         file = LocalWritableFile(os.open(self._path(name), flags, 0o644), name)
         try:
-            yield file
-        finally:
-            file.close()
+            try:
+                yield file
+            finally:
+                file.close()
+        except OSError as error:
+            if error.filename is None:  # a descriptor's error knows no name, and users must know which disk is full
+                error.filename = str(self._path(name))
+            raise
 
     def write_durably(self, name: str, data: bytes) -> None:
         """Create a small file with `data` and sync it; the folder is left to the caller."""

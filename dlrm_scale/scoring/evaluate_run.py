@@ -91,6 +91,12 @@ def evaluate_rank(request: EvaluationRequest, stop: StopRequest) -> EvaluationRe
                 f"{dataset.path}: its rows have no labels (--unlabeled), so there is nothing to compare scores with",
                 remedy="evaluate on labeled rows, or score these with `dlrm-scale predict`",
             )
+        if not dataset.split_rows(request.split):
+            filled = [split for split in ("train", "validation", "test") if dataset.split_rows(split)]
+            raise DatasetError(
+                f"{dataset.path} has no rows in its {request.split} split",
+                remedy=f"evaluate --split {' or '.join(filled)}",
+            )
         slices = make_slices(request.by, dataset, request.split, request.top) if request.by else None
         memory = ScoringMemory(
             config, dataset, dataset.split_rows(request.split), ranks, slices=len(slices.names) if slices else 0

@@ -146,6 +146,21 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert load(tmp_path / "ck", make_layout("table_wise", 1), run.truth).equals(run.truth)
 
 
+@pytest.mark.parametrize("call", ["write", "fsync", "close"])
+def test_an_error_of_a_file_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.make_folders("data")
+    original = getattr(os, call)
+
+    def full(descriptor: int, *arguments: object) -> None:
+        monkeypatch.setattr(os, call, original)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(OSError, match=re.escape(str(tmp_path / "data/a"))):
+        storage.write_durably("data/a", b"bytes")
+
+
 def test_every_promise_of_durability_is_an_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     fsync = os.fsync

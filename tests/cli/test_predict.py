@@ -188,6 +188,15 @@ def test_days_and_values_add_up_to_the_whole(run: Path, capsys: pytest.CaptureFi
     assert "allowed: day, or a column I1 to I13, C1 to C26" in capsys.readouterr().err
 
 
+def test_evaluating_a_split_without_rows_is_an_error_that_names_those_with_rows(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command("evaluate", run / "run", "--split", "test") == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert "has no rows in its test split" in told
+    assert "evaluate --split train or validation" in told
+
+
 def _bucket(text: str) -> str:
     number = int(text or 0)
     if number < 1:
