@@ -1,6 +1,7 @@
 """The training loop: read `TrainingLoop.run` from top to bottom."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,7 +11,7 @@ from dlrm_scale.batch import Batch
 from dlrm_scale.checkpoint import SaveOutcome
 from dlrm_scale.config import Config
 from dlrm_scale.data.loading.loader import TrainLoader
-from dlrm_scale.errors import TrainingError
+from dlrm_scale.errors import CheckpointError, TrainingError
 from dlrm_scale.sharding.pipeline import TrainPipeline
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.sharding.shard import ShardedModel
@@ -174,6 +175,8 @@ class TrainingLoop:
         if verdict.nonfinite is not None:
             step, rank = verdict.nonfinite
             cause = self.ranks.broadcast_object(self.cause.describe(), source=rank)
+            with suppress(CheckpointError):  # a sound step that is still being written is worth resuming from
+                self.saver.wait()
             raise TrainingError(
                 f"step {step}: the loss on rank {rank} is not finite: {cause}",
                 remedy="lower the learning rates, or look at the rows of this step; if the newest checkpoint leads "

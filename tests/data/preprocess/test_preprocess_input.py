@@ -140,7 +140,7 @@ def test_a_memory_limit_that_is_too_small_is_refused_with_what_it_takes(tmp_path
 
 
 def test_the_dataset_does_not_depend_on_the_memory_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dlrm_scale.data.preprocess.preprocess import preprocess as module
+    from dlrm_scale.data.preprocess import preprocess as module
 
     files = [write_rows(tmp_path / f"day_{i}.tsv", make_rows(3000, seed=i, ids=2000)) for i in range(2)]
     _run(files, tmp_path / "reference")
@@ -153,7 +153,7 @@ def test_the_dataset_does_not_depend_on_the_memory_limit(tmp_path: Path, monkeyp
 def test_vocabularies_beyond_the_memory_limit_are_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dlrm_scale.data.preprocess.preprocess import preprocess as module
+    from dlrm_scale.data.preprocess import preprocess as module
 
     rows = [make_row(i % 2, [], [*[1] * 25, i]) for i in range(5000)]
     file = write_rows(tmp_path / "x.tsv", rows)

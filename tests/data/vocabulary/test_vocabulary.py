@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlrm_scale.data.source.raw_block import FIRST_CATEGORY_BIT
+from dlrm_scale.data.vocabulary import id_index
 from dlrm_scale.data.vocabulary.count_runs import CountChunk
 from dlrm_scale.data.vocabulary.id_hash import id_hashes
 from dlrm_scale.data.vocabulary.vocabulary import (
@@ -19,7 +20,6 @@ from dlrm_scale.data.vocabulary.vocabulary import (
     frequency_vocabulary,
     given_vocabulary,
     hashed_vocabulary,
-    id_index,
     mapping_fingerprint,
     predicted_memory_bytes,
 )
