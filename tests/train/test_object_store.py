@@ -1,12 +1,12 @@
 """Ranks that share an object store instead of a folder train, resume and evaluate as with one."""
 
 from pathlib import Path
-
-import pytest
+from unittest.mock import patch
 
 from dlrm_scale.checkpoint import list_checkpoints, verify
 from dlrm_scale.recipes import find_checkpoints, load_config
 from dlrm_scale.scoring.evaluate_run import EvaluationRequest, evaluate_rank
+from dlrm_scale.train.report import RunReport
 from dlrm_scale.train.run_folder import resolve_run
 from dlrm_scale.train.stop import StopRequest
 from dlrm_scale.train.trainer import train_rank
@@ -16,11 +16,15 @@ from tests.support.rank_runner import run_ranks
 from tests.support.training import SMALL_MODEL, read_tables, run_training, same_tables
 
 
-def _train(run: str, overrides: list[str], resume: bool) -> int:
+def _train(run: str, overrides: list[str], resume: bool) -> tuple[int, list[str]]:
+    """Train on this rank; the step it began with, and what it said."""
     FolderBucket.register()
     source = None if resume else "sample"
     request = resolve_run(source, [f"run.path={run}", *overrides], resume=resume)
-    return train_rank(request, StopRequest()).start_step
+    said: list[str] = []
+    with patch.object(RunReport, "say", lambda _, text: said.append(text)):
+        result = train_rank(request, StopRequest())
+    return result.start_step, said
 
 
 def _evaluate(run: str, dataset: str) -> tuple[int, float]:
@@ -31,9 +35,7 @@ def _evaluate(run: str, dataset: str) -> tuple[int, float]:
     return result.step, result.metrics.logloss
 
 
-def test_two_ranks_on_a_store_without_links_and_renames_equal_those_on_a_folder(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_two_ranks_on_a_store_without_links_and_renames_equal_those_on_a_folder(tmp_path: Path) -> None:
     dataset, run, bucket = tmp_path / "dataset", tmp_path / "run", tmp_path / "bucket"
     make_dataset(
         dataset,
@@ -45,9 +47,10 @@ def test_two_ranks_on_a_store_without_links_and_renames_equal_those_on_a_folder(
     run_training(2, tmp_path / "straight", dataset, settings)
     url = f"checkpoint.path=folder-bucket://{bucket}/run"
     first = [f"data.path={dataset}", *SMALL_MODEL, *settings, url, "train.max_steps=4"]
-    assert run_ranks(2, _train, str(run), first, False) == [0, 0]
-    assert "two trainers that start on this URL at the same moment" in capfd.readouterr().err
-    assert run_ranks(2, _train, str(run), ["train.max_steps=0"], True) == [4, 4]
+    (start, said), (other_start, other_said) = run_ranks(2, _train, str(run), first, False)
+    assert (start, other_start, other_said) == (0, 0, [])
+    assert any("two trainers that start on this URL at the same moment" in text for text in said)
+    assert [start for start, _ in run_ranks(2, _train, str(run), ["train.max_steps=0"], True)] == [4, 4]
     FolderBucket.register()
     location = find_checkpoints(str(run))
     assert location == f"folder-bucket://{bucket}/run"
@@ -57,5 +60,5 @@ def test_two_ranks_on_a_store_without_links_and_renames_equal_those_on_a_folder(
     assert {"FORMAT", "data", "manifests", "starts"} <= {path.name for path in (bucket / "run").iterdir()}
     assert same_tables(read_tables(run), read_tables(tmp_path / "straight"))
     # another number of ranks and plan reads it too
-    assert run_ranks(1, _train, str(run), ["sharding.kind=table_wise"], True) == [8]
+    assert [start for start, _ in run_ranks(1, _train, str(run), ["sharding.kind=table_wise"], True)] == [8]
     assert run_ranks(2, _evaluate, str(run), str(dataset))[0][0] == 8
