@@ -52,7 +52,7 @@ def train(
         typer.Option(
             "--dry-run",
             help="Check config, dataset, plan and memory, tell what the run would do, and leave nothing behind. Exits "
-            "as the run would: 3 where it doesn't fit.",
+            "as the run would: 3 where it doesn't fit. What checkpoints hold is not compared with the plan.",
         ),
     ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
