@@ -344,7 +344,7 @@ def _plot(result: dict, path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        print("no plot: pip install -r requirements/bench.txt")
+        print("no plot: install matplotlib")
         return
     axes = (figure := Figure(figsize=(7, 4.5))).subplots()
     for skew in dict.fromkeys(point["skew"] for point in result["curves"]):

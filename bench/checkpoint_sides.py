@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from dlrm_scale.checkpoint import CheckpointEngine, SaveOutcome, find_chain, restore
-from dlrm_scale.checkpoint.staging import HostStaging
+from dlrm_scale.checkpoint.saving.staging import HostStaging
 from dlrm_scale.config import CheckpointConfig
 from dlrm_scale.sharding.shard import ShardedModel
 from dlrm_scale.touched_rows import TouchedRows

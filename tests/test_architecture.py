@@ -69,7 +69,11 @@ def test_importing_has_no_effect(tmp_path: Path) -> None:
             "dlrm_scale.data.synthetic.synthetic",
             "dlrm_scale.data.dataset.dataset",
         ],
-        ["dlrm_scale.checkpoint.engine", "dlrm_scale.checkpoint.restore", "dlrm_scale.checkpoint.verify"],
+        [
+            "dlrm_scale.checkpoint.saving.engine",
+            "dlrm_scale.checkpoint.restoring.restore",
+            "dlrm_scale.checkpoint.verify",
+        ],
     ],
     ids=["command line", "preprocessing", "checkpoints"],
 )

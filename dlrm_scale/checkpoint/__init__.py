@@ -1,11 +1,11 @@
 """Incremental checkpoints: baselines and deltas of touched rows that restore to any sharding layout."""
 
-from dlrm_scale.checkpoint.chain import Chain, Skipped, find_chain, open_chain
-from dlrm_scale.checkpoint.engine import CheckpointEngine, SaveOutcome
-from dlrm_scale.checkpoint.format import DamagedFileError
-from dlrm_scale.checkpoint.restore import Restored, restore
-from dlrm_scale.checkpoint.storage import Location, Storage, open_storage
-from dlrm_scale.checkpoint.store_calls import Retries
+from dlrm_scale.checkpoint.chain.chain import Chain, Skipped, find_chain, open_chain
+from dlrm_scale.checkpoint.files.format import DamagedFileError
+from dlrm_scale.checkpoint.restoring.restore import Restored, restore
+from dlrm_scale.checkpoint.saving.engine import CheckpointEngine, SaveOutcome
+from dlrm_scale.checkpoint.storage.storage import Location, Storage, open_storage
+from dlrm_scale.checkpoint.storage.store_calls import Retries
 from dlrm_scale.checkpoint.verify import CheckpointRow, Problem, list_checkpoints, verify
 
 __all__ = [

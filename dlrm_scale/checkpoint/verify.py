@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dlrm_scale.checkpoint.chain import Chain, find_chain, open_step
-from dlrm_scale.checkpoint.file_names import parse_manifest_name
-from dlrm_scale.checkpoint.format import file_fault
-from dlrm_scale.checkpoint.manifest import Manifest, ParentRecord
-from dlrm_scale.checkpoint.manifest_files import check_format, checkpoint_age, list_manifests, read_manifests
-from dlrm_scale.checkpoint.storage import Location, Storage, open_storage
+from dlrm_scale.checkpoint.chain.chain import Chain, find_chain, open_step
+from dlrm_scale.checkpoint.files.file_names import parse_manifest_name
+from dlrm_scale.checkpoint.files.format import file_fault
+from dlrm_scale.checkpoint.files.manifest import Manifest, ParentRecord
+from dlrm_scale.checkpoint.files.manifest_files import check_format, checkpoint_age, list_manifests, read_manifests
+from dlrm_scale.checkpoint.storage.storage import Location, Storage, open_storage
 from dlrm_scale.errors import CheckpointError
 
 __all__ = [

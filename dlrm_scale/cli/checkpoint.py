@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 if TYPE_CHECKING:
-    from dlrm_scale.checkpoint.manifest import Manifest
-    from dlrm_scale.checkpoint.storage import Storage
+    from dlrm_scale.checkpoint.files.manifest import Manifest
+    from dlrm_scale.checkpoint.storage.storage import Storage
     from dlrm_scale.checkpoint.verify import VerifyLevel
 
 __all__ = ["Level", "app", "ls", "show", "verify"]
@@ -127,10 +127,10 @@ def show(
 
 
 def _show_changes(root: str, seq: int, later: int, as_json: bool) -> None:
-    from dlrm_scale.checkpoint.chain import open_chain
-    from dlrm_scale.checkpoint.changes import find_changes
-    from dlrm_scale.checkpoint.leases import hold_chain
-    from dlrm_scale.checkpoint.storage import open_storage
+    from dlrm_scale.checkpoint.chain.chain import open_chain
+    from dlrm_scale.checkpoint.chain.changes import find_changes
+    from dlrm_scale.checkpoint.chain.leases import hold_chain
+    from dlrm_scale.checkpoint.storage.storage import open_storage
     from dlrm_scale.checkpoint.verify import read_checkpoint
     from dlrm_scale.cli.byte_progress import ByteProgress
 
@@ -189,7 +189,7 @@ def verify(
     as_json: _AsJson = False,
 ) -> None:
     """Check all checkpoints; exits with 4 and names the damaged files if there are any."""
-    from dlrm_scale.checkpoint.storage import open_storage
+    from dlrm_scale.checkpoint.storage.storage import open_storage
     from dlrm_scale.checkpoint.verify import data_bytes
     from dlrm_scale.checkpoint.verify import verify as find_problems
     from dlrm_scale.cli.byte_progress import ByteProgress
@@ -242,8 +242,8 @@ def verify(
 
 
 def _check_restore(storage: "Storage", step: int | None) -> dict[str, Any]:
-    from dlrm_scale.checkpoint.leases import hold_chain
-    from dlrm_scale.checkpoint.restore_check import check_restore
+    from dlrm_scale.checkpoint.chain.leases import hold_chain
+    from dlrm_scale.checkpoint.restoring.restore_check import check_restore
     from dlrm_scale.checkpoint.verify import chain_of_step
     from dlrm_scale.cli.byte_progress import ByteProgress
 
@@ -272,7 +272,7 @@ def _best(run: str, root: str) -> str | None:
 
 
 def _summary(manifest: "Manifest") -> dict[str, Any]:
-    from dlrm_scale.checkpoint.lossy import encoded_tensors
+    from dlrm_scale.checkpoint.chain.lossy import encoded_tensors
 
     tables = []
     for table in manifest.tables:

@@ -34,8 +34,8 @@ def export(
 ) -> None:
     """Write a checkpoint as one safetensors file, as Parquet or for torch.distributed.checkpoint, table by table."""
     from dlrm_scale.checkpoint import export as formats
-    from dlrm_scale.checkpoint.leases import hold_chain
-    from dlrm_scale.checkpoint.storage import open_storage
+    from dlrm_scale.checkpoint.chain.leases import hold_chain
+    from dlrm_scale.checkpoint.storage.storage import open_storage
     from dlrm_scale.checkpoint.verify import chain_of_step
     from dlrm_scale.cli.byte_progress import ByteProgress
     from dlrm_scale.recipes import find_checkpoints

@@ -16,9 +16,9 @@ import typer
 
 if TYPE_CHECKING:
     from dlrm_scale.checkpoint import Chain
-    from dlrm_scale.checkpoint.collect_garbage import Garbage
-    from dlrm_scale.checkpoint.merge import Merged
-    from dlrm_scale.checkpoint.storage import Storage
+    from dlrm_scale.checkpoint.storage.storage import Storage
+    from dlrm_scale.checkpoint.upkeep.collect_garbage import Garbage
+    from dlrm_scale.checkpoint.upkeep.merge import Merged
 
 __all__ = ["To", "gc", "merge", "pin", "unpin"]
 
@@ -111,7 +111,7 @@ def gc(
     The newest chains stay, pinned checkpoints, what a restore or merge in progress reads, and whatever can't be read.
     """
     from dlrm_scale.checkpoint import open_storage
-    from dlrm_scale.checkpoint.collect_garbage import collect_garbage
+    from dlrm_scale.checkpoint.upkeep.collect_garbage import collect_garbage
     from dlrm_scale.recipes import find_checkpoints
 
     found = collect_garbage(open_storage(find_checkpoints(run)), keep_baselines=keep, dry_run=dry_run)
@@ -124,7 +124,7 @@ def gc(
 def pin(run: _Run, step: _Step, as_json: _AsJson = False) -> None:
     """Keep the checkpoint of a step, whatever else is removed."""
     from dlrm_scale.checkpoint import open_storage
-    from dlrm_scale.checkpoint.pins import pin_step
+    from dlrm_scale.checkpoint.chain.pins import pin_step
     from dlrm_scale.recipes import find_checkpoints
 
     name = pin_step(open_storage(find_checkpoints(run)), step)
@@ -134,7 +134,7 @@ def pin(run: _Run, step: _Step, as_json: _AsJson = False) -> None:
 def unpin(run: _Run, step: _Step, as_json: _AsJson = False) -> None:
     """Undo `pin`; the checkpoint goes with the next removal, unless something else needs it."""
     from dlrm_scale.checkpoint import open_storage
-    from dlrm_scale.checkpoint.pins import unpin_step
+    from dlrm_scale.checkpoint.chain.pins import unpin_step
     from dlrm_scale.recipes import find_checkpoints
 
     names = unpin_step(open_storage(find_checkpoints(run)), step)
@@ -150,7 +150,7 @@ def _chooser(
 ) -> "Callable[[], Chain | None]":
     def choose() -> "Chain | None":
         from dlrm_scale.checkpoint import find_chain
-        from dlrm_scale.checkpoint.chain import open_step
+        from dlrm_scale.checkpoint.chain.chain import open_step
         from dlrm_scale.errors import CheckpointError
 
         chain = find_chain(storage, damaged=damaged) if step is None else open_step(storage, step)
@@ -172,9 +172,9 @@ def _merge_once(
     quiet_if_idle: bool,
 ) -> None:
     from dlrm_scale.checkpoint import find_chain
-    from dlrm_scale.checkpoint.merge import merge_chain
-    from dlrm_scale.checkpoint.merge_plan import plan_merge
-    from dlrm_scale.checkpoint.retention import remove_old_chains
+    from dlrm_scale.checkpoint.upkeep.merge import merge_chain
+    from dlrm_scale.checkpoint.upkeep.merge_plan import plan_merge
+    from dlrm_scale.checkpoint.upkeep.retention import remove_old_chains
 
     chain = choose()
     if chain is None or plan_merge(chain.manifests, chain.checkpoint, to.value) is None:
@@ -228,8 +228,8 @@ def _merged_line(merged: "Merged") -> str:
 
 
 def _say_plan(chain: "Chain | None", to: To, limit_bytes: int, as_json: bool) -> None:
-    from dlrm_scale.checkpoint.merge_memory import merge_memory_bytes
-    from dlrm_scale.checkpoint.merge_plan import plan_merge
+    from dlrm_scale.checkpoint.upkeep.merge_memory import merge_memory_bytes
+    from dlrm_scale.checkpoint.upkeep.merge_plan import plan_merge
     from dlrm_scale.units import format_bytes
 
     plan = plan_merge(chain.manifests, chain.checkpoint, to.value) if chain is not None else None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from dlrm_scale.checkpoint import Chain, SaveOutcome
-from dlrm_scale.checkpoint.manifest_files import has_checkpoint
+from dlrm_scale.checkpoint.files.manifest_files import has_checkpoint
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.train.metrics.metrics import ClickMetrics
 

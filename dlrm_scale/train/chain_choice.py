@@ -9,8 +9,8 @@ from types import MappingProxyType
 import torch.distributed as dist
 
 from dlrm_scale.checkpoint import Chain, Location, Storage, find_chain, list_checkpoints, open_chain, open_storage
-from dlrm_scale.checkpoint.chain import open_manifests
-from dlrm_scale.checkpoint.leases import hold_chain
+from dlrm_scale.checkpoint.chain.chain import open_manifests
+from dlrm_scale.checkpoint.chain.leases import hold_chain
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.sharding.ranks import Ranks
 

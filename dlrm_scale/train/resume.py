@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from dlrm_scale.checkpoint import Chain, DamagedFileError, Restored, restore
-from dlrm_scale.checkpoint.lossy import lossy_restores_after, stored_codecs
-from dlrm_scale.checkpoint.schema_match import SchemaChanges
+from dlrm_scale.checkpoint.chain.lossy import lossy_restores_after, stored_codecs
+from dlrm_scale.checkpoint.chain.schema_match import SchemaChanges
 from dlrm_scale.config import CheckpointConfig, Config
 from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.errors import CheckpointError, DlrmScaleError

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from dlrm_scale import __version__
 from dlrm_scale.checkpoint import open_storage
-from dlrm_scale.checkpoint.lossy import check_expected_restores
+from dlrm_scale.checkpoint.chain.lossy import check_expected_restores
 from dlrm_scale.config import Config
 from dlrm_scale.data.loading.streams import check_streams
 from dlrm_scale.errors import ConfigError

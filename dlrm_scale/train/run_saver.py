@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from dlrm_scale.checkpoint import CheckpointEngine, SaveOutcome
-from dlrm_scale.checkpoint.cadence import Cadence
+from dlrm_scale.checkpoint.saving.cadence import Cadence
 from dlrm_scale.config import CheckpointConfig
 from dlrm_scale.errors import CheckpointError, TrainingError
 from dlrm_scale.sharding.ranks import Ranks

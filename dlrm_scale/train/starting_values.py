@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dlrm_scale.checkpoint import Chain, open_storage
-from dlrm_scale.checkpoint.manifest_files import list_manifests
+from dlrm_scale.checkpoint.files.manifest_files import list_manifests
 from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.errors import CheckpointError, ConfigError, DlrmScaleError
 from dlrm_scale.sharding.ranks import Ranks

@@ -10,7 +10,7 @@ import torch
 
 from dlrm_scale import __version__
 from dlrm_scale.checkpoint import Chain, CheckpointEngine, Retries, open_storage
-from dlrm_scale.checkpoint.cadence import Cadence
+from dlrm_scale.checkpoint.saving.cadence import Cadence
 from dlrm_scale.config import Config
 from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.data.loading.loader import EvalLoader, TrainLoader

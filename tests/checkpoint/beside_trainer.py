@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 from dlrm_scale.checkpoint import find_chain
-from dlrm_scale.checkpoint.leases import hold_chain
-from dlrm_scale.checkpoint.local_storage import LocalStorage
+from dlrm_scale.checkpoint.chain.leases import hold_chain
+from dlrm_scale.checkpoint.storage.local_storage import LocalStorage
 from tests.checkpoint.faulty_storage import Trace, TracedStorage, kill_at
 from tests.checkpoint.merging import ADAGRAD, go_on, merge, start, truth_of
 from tests.checkpoint.simulated_run import load_chain, make_layout

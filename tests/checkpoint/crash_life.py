@@ -19,10 +19,10 @@ from functools import cache
 import torch
 
 from dlrm_scale.checkpoint import find_chain, restore
-from dlrm_scale.checkpoint.format import file_fault
-from dlrm_scale.checkpoint.manifest_files import read_manifests
-from dlrm_scale.checkpoint.merge import merge_chain
-from dlrm_scale.checkpoint.merge_plan import MergeTarget
+from dlrm_scale.checkpoint.files.format import file_fault
+from dlrm_scale.checkpoint.files.manifest_files import read_manifests
+from dlrm_scale.checkpoint.upkeep.merge import merge_chain
+from dlrm_scale.checkpoint.upkeep.merge_plan import MergeTarget
 from dlrm_scale.errors import CheckpointError
 from tests.checkpoint.crash_states import CrashState, Disk, crash_states
 from tests.checkpoint.faulty_storage import Event, Trace, TracedStorage, TracedStore

@@ -15,8 +15,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
-from dlrm_scale.checkpoint.object_storage import ObjectStorage
-from dlrm_scale.checkpoint.store_calls import Retries
+from dlrm_scale.checkpoint.storage.object_storage import ObjectStorage
+from dlrm_scale.checkpoint.storage.store_calls import Retries
 
 Act = Callable[[str, str], None]
 """Called with the kind of request and the name; what it raises is the answer."""

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlrm_scale.checkpoint.storage import ReadableFile, Storage, WritableFile, open_storage
+from dlrm_scale.checkpoint.storage.storage import ReadableFile, Storage, WritableFile, open_storage
 
 __all__ = ["Event", "Trace", "TracedStorage", "TracedStore", "fail_at", "kill_at"]
 

@@ -31,7 +31,7 @@ import torch
 import torch.distributed
 
 from dlrm_scale.checkpoint import CheckpointEngine, find_chain, restore
-from dlrm_scale.checkpoint.staging import HostStaging
+from dlrm_scale.checkpoint.saving.staging import HostStaging
 from dlrm_scale.config import CheckpointConfig
 from dlrm_scale.layout import LocalShard
 from tests.checkpoint.failpoints import POINTS, TracedTouchedRows, arm

@@ -11,10 +11,10 @@ import torch
 import torch.distributed
 
 from dlrm_scale.checkpoint import CheckpointEngine, find_chain, restore
-from dlrm_scale.checkpoint.codec import decode
-from dlrm_scale.checkpoint.format import TensorSource
-from dlrm_scale.checkpoint.quantize import encoded_source, lossy_rows
-from dlrm_scale.checkpoint.staging import HostStaging
+from dlrm_scale.checkpoint.files.codec import decode
+from dlrm_scale.checkpoint.files.format import TensorSource
+from dlrm_scale.checkpoint.files.quantize import encoded_source, lossy_rows
+from dlrm_scale.checkpoint.saving.staging import HostStaging
 from dlrm_scale.config import CheckpointConfig
 from dlrm_scale.layout import LocalShard, ShardLayout, ShardRegion, TableLayout
 from dlrm_scale.schema import TableSpec

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from dlrm_scale.checkpoint import Chain, find_chain, open_storage
-from dlrm_scale.checkpoint.chain import open_step
-from dlrm_scale.checkpoint.merge import Merged, merge_chain
-from dlrm_scale.checkpoint.merge_plan import MergeTarget
-from dlrm_scale.checkpoint.storage import Storage
+from dlrm_scale.checkpoint.chain.chain import open_step
+from dlrm_scale.checkpoint.storage.storage import Storage
+from dlrm_scale.checkpoint.upkeep.merge import Merged, merge_chain
+from dlrm_scale.checkpoint.upkeep.merge_plan import MergeTarget
 from dlrm_scale.layout import ShardLayout
 from tests.checkpoint.simulated_run import TABLES, Run, Truth, make_layout, make_truth
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dlrm_scale.checkpoint import Chain, CheckpointEngine, SaveOutcome, find_chain, restore
-from dlrm_scale.checkpoint.staging import HostStaging
+from dlrm_scale.checkpoint.saving.staging import HostStaging
 from dlrm_scale.config import CheckpointConfig
 from dlrm_scale.layout import LocalShard, ShardLayout, ShardRegion, TableLayout
 from dlrm_scale.schema import TableSpec

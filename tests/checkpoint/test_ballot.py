@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch.distributed
 
-from dlrm_scale.checkpoint.commit import Ballot, ChainState, Outcome, SaveKey, Vote
+from dlrm_scale.checkpoint.saving.commit import Ballot, ChainState, Outcome, SaveKey, Vote
 from dlrm_scale.errors import CheckpointError
 from tests.checkpoint.faulty_storage import Trace, TracedStorage
 from tests.checkpoint.simulated_run import TABLES, Run, make_layout, make_truth
@@ -124,7 +124,7 @@ def test_rank_0_moves_on_in_the_others_eyes_while_a_slow_rank_does() -> None:
 def test_a_slow_writer_tells_the_others_of_each_block_that_it_has_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dlrm_scale.checkpoint.snapshot.BLOCK_BYTES", 256)
+    monkeypatch.setattr("dlrm_scale.checkpoint.saving.snapshot.BLOCK_BYTES", 256)
     trace = Trace()
     storages = [TracedStorage(tmp_path / "ck", trace) for _ in range(2)]
     run = Run(tmp_path / "ck", make_layout("row_wise", 2), make_truth(TABLES, ["row"]), storages=storages)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from dlrm_scale.checkpoint import find_chain, open_chain
-from dlrm_scale.checkpoint.chain_search import ChainSearch
-from dlrm_scale.checkpoint.local_storage import LocalStorage
-from dlrm_scale.checkpoint.manifest import Manifest, serialize_manifest
+from dlrm_scale.checkpoint.chain.chain_search import ChainSearch
+from dlrm_scale.checkpoint.files.manifest import Manifest
+from dlrm_scale.checkpoint.files.manifest_text import serialize_manifest
+from dlrm_scale.checkpoint.storage.local_storage import LocalStorage
 from dlrm_scale.errors import CheckpointError
 from tests.checkpoint.merging import go_on, merge, start
 from tests.checkpoint.simulated_run import Run, load, make_layout

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from dlrm_scale.checkpoint import find_chain, list_checkpoints, open_chain, verify
-from dlrm_scale.checkpoint.collect_garbage import Garbage, collect_garbage
-from dlrm_scale.checkpoint.leases import LEASE_SECONDS, Lease, hold_chain
-from dlrm_scale.checkpoint.local_storage import LocalStorage
-from dlrm_scale.checkpoint.pins import pin_step, read_pins, unpin_step
-from dlrm_scale.checkpoint.retention import remove_old_chains
+from dlrm_scale.checkpoint.chain.leases import LEASE_SECONDS, Lease, hold_chain
+from dlrm_scale.checkpoint.chain.pins import pin_step, read_pins, unpin_step
+from dlrm_scale.checkpoint.storage.local_storage import LocalStorage
+from dlrm_scale.checkpoint.upkeep.collect_garbage import Garbage, collect_garbage
+from dlrm_scale.checkpoint.upkeep.retention import remove_old_chains
 from dlrm_scale.errors import CheckpointError
 from tests.checkpoint.faulty_storage import Trace, TracedStorage
 from tests.checkpoint.merging import files_of, go_on, merge, start

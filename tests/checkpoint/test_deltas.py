@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from dlrm_scale.checkpoint import find_chain
-from dlrm_scale.checkpoint.manifest import Manifest
+from dlrm_scale.checkpoint.files.manifest import Manifest
 from tests.checkpoint.simulated_run import SHARDING_TYPES, TABLES, Run, load, make_layout, make_truth
 
 

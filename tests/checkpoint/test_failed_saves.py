@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from dlrm_scale.checkpoint import SaveOutcome, find_chain, list_checkpoints, verify
-from dlrm_scale.checkpoint.manifest_files import ManifestFile, read_manifests
-from dlrm_scale.checkpoint.storage import Storage
+from dlrm_scale.checkpoint.files.manifest_files import ManifestFile, read_manifests
+from dlrm_scale.checkpoint.storage.storage import Storage
 from dlrm_scale.errors import CheckpointError
 from tests.checkpoint.faulty_storage import Trace, TracedStorage, fail_at
 from tests.checkpoint.simulated_run import TABLES, Run, load, make_layout, make_truth, on_ranks
@@ -257,8 +257,8 @@ def test_files_and_folders_are_synced_before_the_manifest_is_linked_and_after(tm
 
 
 def test_a_big_file_is_synced_piece_by_piece_and_last_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlrm_scale.checkpoint.snapshot.BLOCK_BYTES", 256)
-    monkeypatch.setattr("dlrm_scale.checkpoint.format.SYNC_BYTES", 2000)
+    monkeypatch.setattr("dlrm_scale.checkpoint.saving.snapshot.BLOCK_BYTES", 256)
+    monkeypatch.setattr("dlrm_scale.checkpoint.files.format.SYNC_BYTES", 2000)
     trace = Trace()
     outcome = _traced_run(tmp_path / "ck", trace, ranks=1).save(1)
     done = [operation for operation, name in trace.operations if name == "data/00000001-s1a1-r0.safetensors"]
@@ -368,7 +368,7 @@ def test_nothing_is_acknowledged_whose_data_a_later_start_may_have_swept(
     elif moment == "after the link":
         trace.after = lambda operation, name: take_over(operation)
     else:
-        monkeypatch.setattr("dlrm_scale.checkpoint.sweep.read_manifests", read_slowly)
+        monkeypatch.setattr("dlrm_scale.checkpoint.upkeep.sweep.read_manifests", read_slowly)
         trace.act = lambda index, operation, name: wait_for_the_reader(operation)
     zombie.change("C1", [3], 1.0)
     with pytest.raises(CheckpointError, match="start 2 has taken over"):

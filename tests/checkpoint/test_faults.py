@@ -49,7 +49,7 @@ import pytest
 import torch
 
 from dlrm_scale.checkpoint import find_chain, restore, verify
-from dlrm_scale.checkpoint.local_storage import LocalReadableFile, LocalStorage
+from dlrm_scale.checkpoint.storage.local_storage import LocalReadableFile, LocalStorage
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.layout import ShardLayout
 from tests.checkpoint.crash_life import Life, Meets, judge

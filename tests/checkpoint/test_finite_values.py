@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dlrm_scale.checkpoint import find_chain
-from dlrm_scale.checkpoint.finite_values import NotFiniteError, finite_blocks
+from dlrm_scale.checkpoint.files.finite_values import NotFiniteError, finite_blocks
 from tests.checkpoint.simulated_run import TABLES, Run, load, make_layout, make_truth
 
 

@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from dlrm_scale.checkpoint import SaveOutcome
-from dlrm_scale.checkpoint.cadence import Cadence
-from dlrm_scale.checkpoint.interval import IntervalTuner, SaveCost, wanted_steps
+from dlrm_scale.checkpoint.saving.cadence import Cadence
+from dlrm_scale.checkpoint.saving.interval import IntervalTuner, SaveCost, wanted_steps
 from dlrm_scale.config import CheckpointConfig
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dlrm_scale.checkpoint import find_chain
-from dlrm_scale.checkpoint.leases import (
+from dlrm_scale.checkpoint.chain.leases import (
     CLOCK_SKEW_SECONDS,
     LEASE_SECONDS,
     Lease,
@@ -15,7 +15,7 @@ from dlrm_scale.checkpoint.leases import (
     read_leases,
     removals_of,
 )
-from dlrm_scale.checkpoint.local_storage import LocalStorage
+from dlrm_scale.checkpoint.storage.local_storage import LocalStorage
 from dlrm_scale.errors import CheckpointError
 from tests.checkpoint.faulty_storage import Trace, TracedStorage
 from tests.checkpoint.merging import go_on, start

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from dlrm_scale.checkpoint import find_chain
-from dlrm_scale.checkpoint.local_storage import LocalStorage
-from dlrm_scale.checkpoint.manifest_files import list_manifests
-from dlrm_scale.checkpoint.merge_plan import MOST_DELTAS
-from dlrm_scale.checkpoint.retention import remove_old_chains
+from dlrm_scale.checkpoint.files.manifest_files import list_manifests
+from dlrm_scale.checkpoint.storage.local_storage import LocalStorage
+from dlrm_scale.checkpoint.upkeep.merge_plan import MOST_DELTAS
+from dlrm_scale.checkpoint.upkeep.retention import remove_old_chains
 from dlrm_scale.schema import TableSpec
 from tests.checkpoint.merging import merge
 from tests.checkpoint.simulated_run import Run, load, make_layout, make_truth

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from dlrm_scale.checkpoint import find_chain, restore, verify
-from dlrm_scale.checkpoint.leases import LEASE_SECONDS, Lease
-from dlrm_scale.checkpoint.local_storage import LocalStorage
-from dlrm_scale.checkpoint.manifest import Manifest
-from dlrm_scale.checkpoint.merge_memory import merge_memory_bytes
-from dlrm_scale.checkpoint.merge_plan import MergeTarget
-from dlrm_scale.checkpoint.sweep import sweep_merges
+from dlrm_scale.checkpoint.chain.leases import LEASE_SECONDS, Lease
+from dlrm_scale.checkpoint.files.manifest import Manifest
+from dlrm_scale.checkpoint.storage.local_storage import LocalStorage
+from dlrm_scale.checkpoint.upkeep.merge_memory import merge_memory_bytes
+from dlrm_scale.checkpoint.upkeep.merge_plan import MergeTarget
+from dlrm_scale.checkpoint.upkeep.sweep import sweep_merges
 from dlrm_scale.errors import CheckpointError
 from tests.checkpoint.faulty_storage import Trace, TracedStorage, fail_at
 from tests.checkpoint.merging import ADAGRAD, files_of, go_on, merge, start
@@ -144,9 +144,9 @@ def test_many_small_blocks_and_windows_give_the_same_rows(
     tmp_path: Path, to: MergeTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Blocks of 3 rows of the run and of 5 of the merge, which don't fall together, and windows of 11.
-    monkeypatch.setattr("dlrm_scale.checkpoint.snapshot.BLOCK_BYTES", 3 * 16 * 4)
-    monkeypatch.setattr("dlrm_scale.checkpoint.merge_rows.BLOCK_BYTES", 5 * 16 * 4)
-    monkeypatch.setattr("dlrm_scale.checkpoint.merge_rows._WINDOW_ROWS", 11)
+    monkeypatch.setattr("dlrm_scale.checkpoint.saving.snapshot.BLOCK_BYTES", 3 * 16 * 4)
+    monkeypatch.setattr("dlrm_scale.checkpoint.upkeep.merge_rows.BLOCK_BYTES", 5 * 16 * 4)
+    monkeypatch.setattr("dlrm_scale.checkpoint.upkeep.merge_rows._WINDOW_ROWS", 11)
     run = start(tmp_path / "ck")
     go_on(run, range(30))
     (merged,) = merge(tmp_path / "ck", to)
@@ -157,8 +157,8 @@ def test_many_small_blocks_and_windows_give_the_same_rows(
 
 
 def test_a_big_table_is_cut_by_rows_over_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlrm_scale.checkpoint.merge_rows.BLOCK_BYTES", 16 * 4)
-    monkeypatch.setattr("dlrm_scale.checkpoint.merge_run.PIECE_BYTES", 20 * (16 * 4 + 4))
+    monkeypatch.setattr("dlrm_scale.checkpoint.upkeep.merge_rows.BLOCK_BYTES", 16 * 4)
+    monkeypatch.setattr("dlrm_scale.checkpoint.upkeep.merge_run.PIECE_BYTES", 20 * (16 * 4 + 4))
     run = start(tmp_path / "ck")
     go_on(run, range(4))
     for to in BOTH:

@@ -3,8 +3,8 @@
 import pytest
 
 from dlrm_scale.checkpoint import Chain, find_chain
-from dlrm_scale.checkpoint.manifest import Manifest
-from dlrm_scale.checkpoint.merge_plan import MOST_DELTAS, MergeTarget, plan_merge
+from dlrm_scale.checkpoint.files.manifest import Manifest
+from dlrm_scale.checkpoint.upkeep.merge_plan import MOST_DELTAS, MergeTarget, plan_merge
 from dlrm_scale.units import GIB, MIB
 from tests.checkpoint.merging import go_on, start
 

@@ -8,7 +8,7 @@ import pytest
 
 from dlrm_scale.checkpoint import commit, manifest, persist, sweep
 from dlrm_scale.checkpoint import format as file_format
-from dlrm_scale.checkpoint.manifest import Manifest
+from dlrm_scale.checkpoint.files.manifest import Manifest
 from dlrm_scale.touched_rows import TouchedRows
 from tests.checkpoint import faulty_storage
 from tests.checkpoint.crash_life import Life, Meets, examine, judge

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dlrm_scale.checkpoint import find_chain, verify
-from dlrm_scale.checkpoint.object_storage import ObjectStorage
-from dlrm_scale.checkpoint.store_calls import Retries
+from dlrm_scale.checkpoint.storage.object_storage import ObjectStorage
+from dlrm_scale.checkpoint.storage.store_calls import Retries
 from dlrm_scale.errors import CheckpointError
 from tests.checkpoint.faulty_bucket import Bucket, Clock, bucket_storage, fail_first
 from tests.checkpoint.simulated_run import TABLES, Run, load_chain, make_layout, make_truth

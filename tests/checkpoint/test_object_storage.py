@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_scale.checkpoint.object_storage import ObjectStorage
-from dlrm_scale.checkpoint.storage import open_storage
-from dlrm_scale.checkpoint.store_calls import Retries, UncertainWriteError
+from dlrm_scale.checkpoint.storage.object_storage import ObjectStorage
+from dlrm_scale.checkpoint.storage.storage import open_storage
+from dlrm_scale.checkpoint.storage.store_calls import Retries, UncertainWriteError
 from dlrm_scale.errors import ConfigError
 from tests.checkpoint.faulty_bucket import (
     Bucket,

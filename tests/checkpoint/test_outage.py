@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dlrm_scale.checkpoint import DamagedFileError, find_chain, restore, verify
-from dlrm_scale.checkpoint.local_storage import LocalReadableFile, LocalStorage
-from dlrm_scale.checkpoint.store_calls import StoreTimeoutError
+from dlrm_scale.checkpoint.storage.local_storage import LocalReadableFile, LocalStorage
+from dlrm_scale.checkpoint.storage.store_calls import StoreTimeoutError
 from dlrm_scale.errors import CheckpointError
 from tests.checkpoint.merging import ADAGRAD, go_on, start
 from tests.checkpoint.simulated_run import Run, shards_of

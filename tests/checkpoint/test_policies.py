@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from dlrm_scale.checkpoint import Chain, find_chain, list_checkpoints, verify
-from dlrm_scale.checkpoint.commit import ChainState
-from dlrm_scale.checkpoint.local_storage import LocalStorage
-from dlrm_scale.checkpoint.manifest import Manifest
-from dlrm_scale.checkpoint.merge import merge_chain
-from dlrm_scale.checkpoint.policy import next_kind
+from dlrm_scale.checkpoint.files.manifest import Manifest
+from dlrm_scale.checkpoint.saving.commit import ChainState
+from dlrm_scale.checkpoint.saving.policy import next_kind
+from dlrm_scale.checkpoint.storage.local_storage import LocalStorage
+from dlrm_scale.checkpoint.upkeep.merge import merge_chain
 from dlrm_scale.schema import TableSpec
 from dlrm_scale.touched_rows import TouchedRows
 from tests.checkpoint.faulty_storage import Trace, TracedStorage

@@ -9,12 +9,13 @@ import torch
 from typer.testing import CliRunner
 
 from dlrm_scale.checkpoint import Chain, find_chain
-from dlrm_scale.checkpoint.codec import decode, decode_into
-from dlrm_scale.checkpoint.entry_reader import EntryReader
-from dlrm_scale.checkpoint.format import TensorSource
-from dlrm_scale.checkpoint.lossy import lossy_restores_after, stored_codecs
-from dlrm_scale.checkpoint.manifest import EntryRecord, Manifest, check_manifest
-from dlrm_scale.checkpoint.quantize import LARGEST_ERROR_SHARE, encoded_source, lossy_rows
+from dlrm_scale.checkpoint.chain.lossy import lossy_restores_after, stored_codecs
+from dlrm_scale.checkpoint.files.codec import decode, decode_into
+from dlrm_scale.checkpoint.files.entry_reader import EntryReader
+from dlrm_scale.checkpoint.files.format import TensorSource
+from dlrm_scale.checkpoint.files.manifest import EntryRecord, Manifest
+from dlrm_scale.checkpoint.files.manifest_check import check_manifest
+from dlrm_scale.checkpoint.files.quantize import LARGEST_ERROR_SHARE, encoded_source, lossy_rows
 from dlrm_scale.cli.checkpoint import app
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.schema import TableSpec
@@ -161,7 +162,7 @@ def _entries(chain: Chain, table: str) -> list[EntryRecord]:
 def test_an_encoded_delta_restores_within_its_error_and_spoilt_rows_exactly(
     tmp_path: Path, kind: str, staging_limit_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dlrm_scale.checkpoint.snapshot.BLOCK_BYTES", 1024)  # blocks of 16 rows
+    monkeypatch.setattr("dlrm_scale.checkpoint.saving.snapshot.BLOCK_BYTES", 1024)  # blocks of 16 rows
     run, chain = _saved(tmp_path / "ck", kind, 3, delta_state="bf16", staging_limit_bytes=staging_limit_bytes)
     assert stored_codecs(chain.manifests) == ["bf16", "int8_rows"]
     found = {

@@ -20,11 +20,11 @@ from pathlib import Path
 import pytest
 
 from dlrm_scale.checkpoint import Chain, find_chain, open_chain, verify
-from dlrm_scale.checkpoint.collect_garbage import collect_garbage
-from dlrm_scale.checkpoint.leases import LEASE_SECONDS, Lease, hold_chain
-from dlrm_scale.checkpoint.local_storage import LocalStorage
-from dlrm_scale.checkpoint.pins import pin_step
-from dlrm_scale.checkpoint.storage import ReadableFile, Storage
+from dlrm_scale.checkpoint.chain.leases import LEASE_SECONDS, Lease, hold_chain
+from dlrm_scale.checkpoint.chain.pins import pin_step
+from dlrm_scale.checkpoint.storage.local_storage import LocalStorage
+from dlrm_scale.checkpoint.storage.storage import ReadableFile, Storage
+from dlrm_scale.checkpoint.upkeep.collect_garbage import collect_garbage
 from dlrm_scale.errors import CheckpointError
 from tests.checkpoint.faulty_storage import Trace, TracedStorage
 from tests.checkpoint.merging import ADAGRAD, go_on, merge, start, truth_of
@@ -298,7 +298,7 @@ def test_without_the_lease_or_the_look_for_removals_a_restore_is_undercut(
 ) -> None:
     """The races above would notice."""
     if missing == "removals_of":
-        monkeypatch.setattr("dlrm_scale.checkpoint.leases.removals_of", lambda storage, names, now: [])
+        monkeypatch.setattr("dlrm_scale.checkpoint.chain.leases.removals_of", lambda storage, names, now: [])
         with pytest.raises(CheckpointError, match=r"can't open data/00000001-s1a1"):
             _restores_in_removals(before, tmp_path / "ck", "remove manifests/0", 1)
         return

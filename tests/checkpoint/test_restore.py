@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dlrm_scale.checkpoint import find_chain, restore
-from dlrm_scale.checkpoint.local_storage import LocalReadableFile
+from dlrm_scale.checkpoint.storage.local_storage import LocalReadableFile
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.layout import ShardLayout, ShardRegion, TableLayout
 from dlrm_scale.schema import TableSpec
@@ -104,7 +104,7 @@ def test_a_run_goes_from_2_to_1_to_4_to_2_ranks_and_keeps_every_row(tmp_path: Pa
 
 
 def test_blocks_smaller_than_a_shard_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlrm_scale.checkpoint.snapshot.BLOCK_BYTES", 300)
+    monkeypatch.setattr("dlrm_scale.checkpoint.saving.snapshot.BLOCK_BYTES", 300)
     run = _trained(tmp_path / "ck", make_layout("row_wise", 2), ["row", "element"])
     chain = find_chain(tmp_path / "ck", verify="full")
     assert chain is not None
@@ -194,7 +194,7 @@ def test_dense_tensors_cursor_and_extra_come_back_on_any_rank_count_and_rank_sta
 def test_a_rank_reads_only_what_it_needs_of_a_row_wise_baseline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dlrm_scale.checkpoint.snapshot.BLOCK_BYTES", 256)
+    monkeypatch.setattr("dlrm_scale.checkpoint.saving.snapshot.BLOCK_BYTES", 256)
     run = Run(tmp_path / "ck", make_layout("table_wise", 1), make_truth(TABLES, []), optimizer="sgd")
     run.save(1)
     chain = find_chain(tmp_path / "ck")

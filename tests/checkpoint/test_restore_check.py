@@ -11,8 +11,8 @@ import torch
 from typer.testing import CliRunner
 
 from dlrm_scale.checkpoint import find_chain, open_chain, verify
-from dlrm_scale.checkpoint.changes import Changes, find_changes
-from dlrm_scale.checkpoint.restore_check import check_restore
+from dlrm_scale.checkpoint.chain.changes import Changes, find_changes
+from dlrm_scale.checkpoint.restoring.restore_check import check_restore
 from dlrm_scale.checkpoint.verify import chain_of_step, read_checkpoint
 from dlrm_scale.cli.checkpoint import app
 from dlrm_scale.errors import CheckpointError
@@ -84,7 +84,7 @@ def test_values_that_are_not_finite_are_named(tmp_path: Path, monkeypatch: pytes
     truth = make_truth(TABLES, ["row"])
     truth.weight["C3"][7, 2] = float("nan")
     truth.state["C1"]["momentum1"][96] = float("inf")
-    monkeypatch.setattr("dlrm_scale.checkpoint.snapshot.finite_blocks", lambda blocks, place: iter(blocks))
+    monkeypatch.setattr("dlrm_scale.checkpoint.saving.snapshot.finite_blocks", lambda blocks, place: iter(blocks))
     Run(tmp_path / "ck", make_layout("column_wise", 2), truth).save(1)
     chain = find_chain(tmp_path / "ck")
     assert chain is not None

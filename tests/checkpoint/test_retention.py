@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dlrm_scale.checkpoint import find_chain, list_checkpoints, open_chain, verify
-from dlrm_scale.checkpoint.local_storage import LocalStorage
-from dlrm_scale.checkpoint.retention import remove_old_chains, remove_superseded
-from dlrm_scale.checkpoint.sweep import sweep_orphans
+from dlrm_scale.checkpoint.storage.local_storage import LocalStorage
+from dlrm_scale.checkpoint.upkeep.retention import remove_old_chains, remove_superseded
+from dlrm_scale.checkpoint.upkeep.sweep import sweep_orphans
 from tests.checkpoint.faulty_storage import Trace, TracedStorage, fail_at
 from tests.checkpoint.merging import ADAGRAD, go_on, merge, start
 from tests.checkpoint.simulated_run import TABLES, Run, load, load_chain, make_layout, make_truth, on_ranks

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dlrm_scale.checkpoint import find_chain, verify
-from dlrm_scale.checkpoint.object_storage import ObjectStorage
-from dlrm_scale.checkpoint.storage import open_storage
+from dlrm_scale.checkpoint.storage.object_storage import ObjectStorage
+from dlrm_scale.checkpoint.storage.storage import open_storage
 from dlrm_scale.units import MIB
 from tests.checkpoint.simulated_run import TABLES, Run, load, make_layout, make_truth
 

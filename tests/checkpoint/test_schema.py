@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dlrm_scale.checkpoint import CheckpointEngine, find_chain, restore
-from dlrm_scale.checkpoint.staging import HostStaging
+from dlrm_scale.checkpoint.saving.staging import HostStaging
 from dlrm_scale.config import CheckpointConfig
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.schema import TableSpec

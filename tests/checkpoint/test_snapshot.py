@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dlrm_scale.checkpoint.snapshot import choose_rows, staging_bytes
+from dlrm_scale.checkpoint.saving.snapshot import choose_rows, staging_bytes
 from dlrm_scale.schema import TableSpec
 from dlrm_scale.touched_rows import TouchedRows
 from tests.checkpoint.simulated_run import TABLES, Run, make_layout, make_truth, shards_of
@@ -59,7 +59,7 @@ def test_a_shard_touched_almost_everywhere_makes_no_ids() -> None:
 
 
 def test_ids_take_4_bytes_a_touched_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlrm_scale.checkpoint.snapshot._MAP_BLOCK_ROWS", 1 << 15)
+    monkeypatch.setattr("dlrm_scale.checkpoint.saving.snapshot._MAP_BLOCK_ROWS", 1 << 15)
     layout = make_layout("table_wise", 1, [BIG])
     shards = shards_of(layout, make_truth([BIG], []), 0)
     touched = (torch.arange(ROWS) % 3 == 1).to(torch.uint8)

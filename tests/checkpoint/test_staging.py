@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from dlrm_scale.checkpoint.staging import HostCopies, HostStaging, padded_bytes
+from dlrm_scale.checkpoint.saving.staging import HostCopies, HostStaging, padded_bytes
 from tests.checkpoint.faulty_storage import Trace, TracedStorage
 from tests.checkpoint.simulated_run import TABLES, Run, load, make_layout, make_truth, on_ranks
 

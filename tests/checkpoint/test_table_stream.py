@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from dlrm_scale.checkpoint import find_chain
-from dlrm_scale.checkpoint.chain import Chain
-from dlrm_scale.checkpoint.table_stream import TableStream, state_columns
+from dlrm_scale.checkpoint.chain.chain import Chain
+from dlrm_scale.checkpoint.chain.table_stream import TableStream, state_columns
 from dlrm_scale.errors import CheckpointError
 from tests.checkpoint.merging import go_on, merge, start
 from tests.checkpoint.simulated_run import SHARDING_TYPES, TABLES, Run, Truth, load_chain, make_layout, make_truth
 
 
 def _run(root: Path, kind: str, states: list[str], block_bytes: int, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr("dlrm_scale.checkpoint.snapshot.BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr("dlrm_scale.checkpoint.saving.snapshot.BLOCK_BYTES", block_bytes)
     run = Run(root, make_layout(kind, 2), make_truth(TABLES, states), baseline_ratio=1e9)
     run.save(1)
     for step, ids in enumerate(([0, 5, 96], range(0, 97, 2), [], range(30, 60)), 2):
@@ -127,7 +127,7 @@ def test_rows_that_no_file_has_are_told(tmp_path: Path, monkeypatch: pytest.Monk
 def test_merged_and_encoded_chains_give_what_a_restore_gives(
     kind: str, codecs: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dlrm_scale.checkpoint.snapshot.BLOCK_BYTES", 512)
+    monkeypatch.setattr("dlrm_scale.checkpoint.saving.snapshot.BLOCK_BYTES", 512)
     run = start(tmp_path / "ck", make_layout(kind, 2), make_truth(TABLES, ["row", "element"]), **codecs)
     for to in (None, "delta", "baseline"):
         if to is not None:

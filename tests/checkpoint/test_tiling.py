@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_scale.checkpoint.tiling import tiling_fault
+from dlrm_scale.checkpoint.files.tiling import tiling_fault
 
 
 def test_stripes_columns_and_grids_partition_a_table() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dlrm_scale.checkpoint import Chain, find_chain, verify
-from dlrm_scale.checkpoint.changes import Changes, find_changes
-from dlrm_scale.checkpoint.leases import Lease, read_leases
-from dlrm_scale.checkpoint.local_storage import LocalStorage
+from dlrm_scale.checkpoint.chain.changes import Changes, find_changes
+from dlrm_scale.checkpoint.chain.leases import Lease, read_leases
+from dlrm_scale.checkpoint.storage.local_storage import LocalStorage
 from tests.checkpoint.merging import files_of, go_on, start
 from tests.checkpoint.simulated_run import Run, load, make_layout
 from tests.support.command_line import run_command, run_json
@@ -191,7 +191,7 @@ def test_what_show_compares_is_kept_from_removal_meanwhile(
         held.extend(lease.holds for lease in read_leases(storage, now=time.time()))
         return find_changes(first, second)
 
-    monkeypatch.setattr("dlrm_scale.checkpoint.changes.find_changes", compare)
+    monkeypatch.setattr("dlrm_scale.checkpoint.chain.changes.find_changes", compare)
     found = run_json(capsys, "checkpoint", "show", folder, "2", "4")
     assert (found["first_step"], found["second_step"]) == (1, 3)
     assert sorted(map(len, held)) == [2, 4]

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dlrm_scale.checkpoint import list_checkpoints, open_chain, verify
-from dlrm_scale.checkpoint.engine import SaveOutcome
+from dlrm_scale.checkpoint.saving.engine import SaveOutcome
 from dlrm_scale.cli.checkpoint import app as checkpoint_commands
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.recipes import load_config

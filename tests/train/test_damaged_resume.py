@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dlrm_scale.checkpoint import open_chain
-from dlrm_scale.checkpoint.manifest import FileRecord, Manifest
+from dlrm_scale.checkpoint.files.manifest import FileRecord, Manifest
 from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.errors import CheckpointError, ConfigError
 from dlrm_scale.sharding.ranks import close_ranks, init_ranks

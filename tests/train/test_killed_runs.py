@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dlrm_scale.checkpoint import find_chain
-from dlrm_scale.checkpoint.local_storage import LocalStorage
+from dlrm_scale.checkpoint.storage.local_storage import LocalStorage
 from dlrm_scale.train.run_folder import resolve_run
 from dlrm_scale.train.run_result import RunResult
 from dlrm_scale.train.stop import StopRequest

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dlrm_scale.checkpoint import find_chain
-from dlrm_scale.checkpoint.lossy import MOST_RESTORES, stored_codecs
+from dlrm_scale.checkpoint.chain.lossy import MOST_RESTORES, stored_codecs
 from dlrm_scale.errors import ConfigError
 from dlrm_scale.train.run_folder import resolve_run
 from tests.support.command_line import run_command

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dlrm_scale.checkpoint import find_chain
-from dlrm_scale.checkpoint.persist import SaveWriter
+from dlrm_scale.checkpoint.saving.persist import SaveWriter
 from dlrm_scale.errors import CheckpointError, ConfigError, DatasetError
 from dlrm_scale.train.run_folder import resolve_run
 from dlrm_scale.train.stop import StopRequest

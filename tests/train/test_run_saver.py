@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dlrm_scale.checkpoint import find_chain
-from dlrm_scale.checkpoint.staging import HostStaging
+from dlrm_scale.checkpoint.saving.staging import HostStaging
 from dlrm_scale.errors import ConfigError
 from dlrm_scale.train.memory import staging_memory
 from dlrm_scale.train.report import RunReport

@@ -15,10 +15,10 @@ from functools import cached_property
 
 import torch
 
-from dlrm_scale.checkpoint.chain import Chain
-from dlrm_scale.checkpoint.format import BlockReader, DamagedFileError
-from dlrm_scale.checkpoint.manifest import ITEM_BYTES, FileRecord, TableRecord
-from dlrm_scale.checkpoint.table_stream import TableStream, state_columns
+from dlrm_scale.checkpoint.chain.chain import Chain
+from dlrm_scale.checkpoint.chain.table_stream import TableStream, state_columns
+from dlrm_scale.checkpoint.files.format import BlockReader, DamagedFileError
+from dlrm_scale.checkpoint.files.manifest import ITEM_BYTES, FileRecord, TableRecord
 from dlrm_scale.errors import CheckpointError
 
 __all__ = ["Contents", "ExportedTensor"]

@@ -21,10 +21,10 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWriteData, WriteItem, WriteItemType
 
+from dlrm_scale.checkpoint.chain.table_stream import TableStream
 from dlrm_scale.checkpoint.export.contents import Contents
 from dlrm_scale.checkpoint.export.new_output import new_folder
-from dlrm_scale.checkpoint.format import DTYPE_NAMES
-from dlrm_scale.checkpoint.table_stream import TableStream
+from dlrm_scale.checkpoint.files.format import DTYPE_NAMES
 
 __all__ = ["export_dcp"]
 

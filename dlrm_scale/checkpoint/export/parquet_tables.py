@@ -12,7 +12,7 @@ import torch
 
 from dlrm_scale.checkpoint.export.contents import Contents, ExportedTensor
 from dlrm_scale.checkpoint.export.new_output import new_folder
-from dlrm_scale.checkpoint.manifest import TableRecord
+from dlrm_scale.checkpoint.files.manifest import TableRecord
 from dlrm_scale.errors import CheckpointError
 
 __all__ = ["export_parquet"]

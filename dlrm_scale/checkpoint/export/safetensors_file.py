@@ -9,7 +9,7 @@ import torch
 
 from dlrm_scale.checkpoint.export.contents import Contents
 from dlrm_scale.checkpoint.export.new_output import new_file
-from dlrm_scale.checkpoint.manifest import ITEM_BYTES
+from dlrm_scale.checkpoint.files.manifest import ITEM_BYTES
 
 __all__ = ["export_safetensors"]
 

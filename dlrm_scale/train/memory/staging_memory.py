@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dlrm_scale.checkpoint.staging import HostStaging
+from dlrm_scale.checkpoint.saving.staging import HostStaging
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.train.memory.staging_plan import StagingPlan
 from dlrm_scale.units import format_bytes

@@ -12,9 +12,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from dlrm_scale.checkpoint import find_chain
-from dlrm_scale.checkpoint.chain import Chain
+from dlrm_scale.checkpoint.chain.chain import Chain
+from dlrm_scale.checkpoint.chain.table_stream import TableStream
 from dlrm_scale.checkpoint.export import Contents, export_dcp, export_parquet, export_safetensors
-from dlrm_scale.checkpoint.table_stream import TableStream
 from dlrm_scale.errors import CheckpointError, ConfigError
 from tests.checkpoint.simulated_run import TABLES, Run, Truth, make_layout, make_truth
 
@@ -35,7 +35,7 @@ def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
         whole(self, chain, table, **{"window_bytes": 1000, **options})  # type: ignore[arg-type]
 
     monkeypatch.setattr(TableStream, "__init__", small)
-    monkeypatch.setattr("dlrm_scale.checkpoint.snapshot.BLOCK_BYTES", 512)
+    monkeypatch.setattr("dlrm_scale.checkpoint.saving.snapshot.BLOCK_BYTES", 512)
 
 
 def _saved(root: Path, kind: str = "row_wise", **options: object) -> tuple[Chain, Truth]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dlrm_scale.checkpoint.snapshot import choose_rows, staging_bytes
+from dlrm_scale.checkpoint.saving.snapshot import choose_rows, staging_bytes
 from dlrm_scale.config import CheckpointConfig, Config, DataConfig, SparseOptimizerConfig
 from dlrm_scale.errors import ConfigError
 from dlrm_scale.train.memory.staging_plan import (

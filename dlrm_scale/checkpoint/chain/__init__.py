@@ -1,0 +1,1 @@
+"""Chains of a baseline and deltas: finding, holding, streaming and comparing them."""

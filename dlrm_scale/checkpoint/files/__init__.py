@@ -1,0 +1,1 @@
+"""What a checkpoint's files hold: names, manifests, data files, codecs."""

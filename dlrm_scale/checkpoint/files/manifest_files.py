@@ -1,0 +1,112 @@
+"""The manifests of a root as files: read, or the reason why they can't be."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dlrm_scale.checkpoint.files.file_names import checkpoint_name, parse_manifest_name
+from dlrm_scale.checkpoint.files.manifest import FORMAT_MAJOR, Manifest, ParentRecord
+from dlrm_scale.checkpoint.files.manifest_text import parse_manifest
+from dlrm_scale.checkpoint.storage.storage import Storage
+from dlrm_scale.checkpoint.storage.store_calls import is_outage
+from dlrm_scale.errors import CheckpointError
+from dlrm_scale.units import MIB
+
+__all__ = [
+    "MANIFEST_LIMIT_BYTES",
+    "ManifestFile",
+    "check_format",
+    "checkpoint_age",
+    "has_checkpoint",
+    "list_manifests",
+    "read_manifest",
+    "read_manifests",
+]
+
+MANIFEST_LIMIT_BYTES = 512 * MIB
+"""A larger manifest is refused unread; 1 TiB of tables makes about 10 MiB."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManifestFile:
+    """A file in `manifests/`: its manifest and hash, or why it can't be read."""
+
+    name: str
+    manifest: Manifest | None
+    sha256: str
+    reason: str | None
+
+    @property
+    def checkpoint(self) -> ParentRecord | None:
+        """The checkpoint that it restores: its own name and hash, or what a merge is equal to; None if unreadable."""
+        if self.manifest is None:
+            return None
+        if self.manifest.merge is not None:
+            return self.manifest.merge.equal_to
+        return ParentRecord(name=self.name, sha256=self.sha256)
+
+
+def checkpoint_age(name: str) -> tuple[int, int]:
+    """Start and sequence number of a manifest: a later start's commits replace what an older one wrote after a fork."""
+    seq, start = parse_manifest_name(name) or (0, 0)
+    return start, seq
+
+
+def has_checkpoint(storage: Storage, name: str) -> bool:
+    """Whether a checkpoint, by the name of its trainer's manifest, is still there; a merge may stand for it."""
+    return any(checkpoint_name(found) == name for found in storage.list_names("manifests"))
+
+
+def list_manifests(storage: Storage) -> list[str]:
+    """Names of all committed manifests, oldest first; merges behind the checkpoint that they are equal to."""
+    names = [name for name in storage.list_names("manifests") if parse_manifest_name(name) is not None]
+    return sorted(names, key=checkpoint_age)
+
+
+def read_manifests(storage: Storage, progress: Callable[[], None] = lambda: None) -> list[ManifestFile]:
+    """Read every manifest, oldest first; temporary ones are left out, unreadable ones carry the reason."""
+    found = []
+    for name in list_manifests(storage):
+        found.append(read_manifest(storage, name))
+        progress()
+    return found
+
+
+def read_manifest(storage: Storage, name: str) -> ManifestFile:
+    """Read one manifest; a missing, damaged or inconsistent one carries the reason.
+
+    Raises:
+        OSError: the storage doesn't answer.
+    """
+    try:
+        manifest, digest = parse_manifest(storage.read(name, MANIFEST_LIMIT_BYTES), name)
+    except FileNotFoundError:
+        return ManifestFile(name=name, manifest=None, sha256="", reason=f"{name} is missing")
+    except (OSError, EOFError, ValueError) as error:
+        if is_outage(error):
+            raise
+        return ManifestFile(name=name, manifest=None, sha256="", reason=f"{name} can't be read: {error}")
+    except CheckpointError as error:
+        return ManifestFile(name=name, manifest=None, sha256="", reason=error.message)
+    return ManifestFile(name=name, manifest=manifest, sha256=digest, reason=None)
+
+
+def check_format(storage: Storage) -> None:
+    """Check the folder's FORMAT file, if there is one.
+
+    Raises:
+        CheckpointError: it is of a newer major version.
+    """
+    if not storage.exists("FORMAT"):
+        return
+    try:
+        document = json.loads(storage.read("FORMAT", MIB))
+        major = document["major"]
+    except (OSError, EOFError, ValueError, TypeError, KeyError):
+        # Every manifest has the version too, under a hash.
+        return
+    if isinstance(major, int) and major > FORMAT_MAJOR:
+        raise CheckpointError(
+            f"{storage.address} has format version {major}, this program reads up to {FORMAT_MAJOR}",
+            remedy="use the version of dlrm-scale that wrote it, or a newer one",
+        )

@@ -1,0 +1,1 @@
+"""Restoring a chain to any layout, and checking that it can be."""

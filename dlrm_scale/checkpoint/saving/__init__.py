@@ -1,0 +1,1 @@
+"""Saving beside training: snapshot, staging, persist, vote and commit."""

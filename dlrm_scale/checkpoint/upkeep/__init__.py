@@ -1,0 +1,1 @@
+"""Keeping a folder of checkpoints small: merges, retention and garbage."""

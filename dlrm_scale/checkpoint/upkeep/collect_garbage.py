@@ -1,0 +1,91 @@
+"""Removes old checkpoints and leftovers beside a running trainer, or says what it would remove."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dlrm_scale.checkpoint.chain.chain import find_chain
+from dlrm_scale.checkpoint.chain.chain_search import ChainSearch, Path
+from dlrm_scale.checkpoint.chain.leases import read_leases
+from dlrm_scale.checkpoint.chain.pins import read_pins
+from dlrm_scale.checkpoint.storage.storage import Storage
+from dlrm_scale.checkpoint.upkeep.retention import old_chains, remove_old_chains
+from dlrm_scale.checkpoint.upkeep.sweep import dead_merges, stale_leftovers, sweep_merges, sweep_stale
+from dlrm_scale.errors import CheckpointError
+
+__all__ = ["Garbage", "collect_garbage"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Garbage:
+    """What was removed, or would be.
+
+    Attributes:
+        chains: that stay, the newest first; they share no data file.
+        pinned: names of checkpoints that stay besides.
+        users: who reads or merges just now, and keeps what they hold.
+        removed: names of files.
+        removed_bytes: of them; small files of a few hundred bytes don't count.
+    """
+
+    chains: tuple[Path, ...]
+    pinned: tuple[str, ...]
+    users: tuple[str, ...]
+    removed: tuple[str, ...]
+    removed_bytes: int
+
+
+def collect_garbage(
+    storage: Storage, *, keep_baselines: int, dry_run: bool, now: Callable[[], float] = time.time
+) -> Garbage:
+    """Keep the newest chains and pinned checkpoints, and remove the rest and what crashes have left.
+
+    Args:
+        storage: the checkpoints.
+        keep_baselines: chains to keep; nothing old is removed while there are fewer.
+        dry_run: only say what would be removed. Leases that readers take later aren't known then.
+        now: a clock in Unix seconds.
+
+    Raises:
+        CheckpointError: there is no checkpoint, none can be restored, or another removal is running.
+        OSError: a file can't be removed; what is left is still consistent.
+    """
+    chain = find_chain(storage)
+    if chain is None:
+        raise CheckpointError(f"{storage.address} holds no checkpoint", remedy="name a run that has saved one")
+    leases = read_leases(storage, now=now())
+    remover = next((lease for lease in leases if lease.kind == "removal"), None)
+    if remover is not None:
+        raise CheckpointError(
+            f"{remover.owner} is removing checkpoints in {storage.address}, or has been killed while it did",
+            remedy="try again in some minutes",
+        )
+    search = ChainSearch(storage)
+    found = old_chains(storage, search, chain.checkpoint, keep_baselines=keep_baselines)
+    held = {name for lease in leases for name in lease.holds}
+    going = [manifest for manifest in found.removable if manifest.name not in held]
+    sizes = {data.name: data.size_bytes for manifest in going for data in manifest.files}
+    left = [*stale_leftovers(storage, now=now())]
+    left += [name for names in dead_merges(storage, now=now()).values() for name in names]
+    sizes |= {name: _size_bytes(storage, name) for name in left}
+    if dry_run:
+        removed = [*(manifest.name for manifest in going), *sizes]
+    else:
+        # Leftovers first: that needs no lease, for which a full disk may have no room.
+        removed = sweep_stale(storage, now=now())
+        removed += remove_old_chains(storage, tip_name=chain.name, keep_baselines=keep_baselines, now=now)
+        removed += sweep_merges(storage, now=now())
+    return Garbage(
+        chains=found.chains,
+        pinned=tuple(sorted(read_pins(storage))),
+        users=tuple(f"{lease.kind} by {lease.owner}" for lease in leases),
+        removed=tuple(removed),
+        removed_bytes=sum(sizes.get(name, 0) for name in removed),
+    )
+
+
+def _size_bytes(storage: Storage, name: str) -> int:
+    try:
+        return storage.size_bytes(name)
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,1 @@
+"""Sharding plans: describe tables and a cluster, predict, solve, explain, measure."""

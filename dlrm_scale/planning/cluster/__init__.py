@@ -1,0 +1,1 @@
+"""Clusters: ranks, memory, and what collectives and lookups cost on them."""

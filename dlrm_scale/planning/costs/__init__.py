@@ -1,0 +1,1 @@
+"""From tables and a cluster to options with costs, and from a whole plan to a predicted step."""

@@ -1,0 +1,1 @@
+"""Measuring a machine (calibration) and plans on it."""

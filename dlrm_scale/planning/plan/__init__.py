@@ -1,0 +1,1 @@
+"""Whole plans: proposed, kept in files, explained, compared, simulated."""

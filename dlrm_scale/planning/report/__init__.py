@@ -1,0 +1,1 @@
+"""Plans and measurements as pages and tables."""

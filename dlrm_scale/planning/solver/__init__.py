@@ -1,0 +1,1 @@
+"""Choosing an option and ranks for every table: bound, construction, search."""
