@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from dlrm_scale.checkpoint import commit, manifest, persist, sweep
-from dlrm_scale.checkpoint import format as file_format
+from dlrm_scale.checkpoint.files import format as file_format
+from dlrm_scale.checkpoint.files import manifest_text
 from dlrm_scale.checkpoint.files.manifest import Manifest
+from dlrm_scale.checkpoint.saving import commit, persist
+from dlrm_scale.checkpoint.upkeep import sweep
 from dlrm_scale.touched_rows import TouchedRows
 from tests.checkpoint import faulty_storage
 from tests.checkpoint.crash_life import Life, Meets, examine, judge
@@ -265,7 +267,7 @@ def test_a_manifest_that_is_read_without_its_hash_is_noticed(monkeypatch: pytest
 
     assert _whats_wrong_after(life, tip, other_cursor) == []
     hashed = SimpleNamespace(hexdigest=_AnyText)
-    monkeypatch.setattr(manifest, "hashlib", SimpleNamespace(sha256=lambda data: hashed))
+    monkeypatch.setattr(manifest_text, "hashlib", SimpleNamespace(sha256=lambda data: hashed))
     assert any("cursor" in problem for problem in _whats_wrong_after(life, tip, other_cursor))
 
 
