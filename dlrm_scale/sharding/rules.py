@@ -8,7 +8,14 @@ from dlrm_scale.errors import ConfigError, PlanError
 from dlrm_scale.schema import CATEGORY_COLUMNS, TableSpec
 from dlrm_scale.units import parse_bytes
 
-__all__ = ["COLUMN_SPLIT_TYPES", "allowed_types", "check_sharding", "column_width", "device_memory_bytes"]
+__all__ = [
+    "COLUMN_SPLIT_TYPES",
+    "allowed_types",
+    "check_sharding",
+    "column_width",
+    "device_memory_bytes",
+    "objection",
+]
 
 COLUMN_SPLIT_TYPES = ("column_wise", "table_column_wise", "grid_shard")
 """Types that cut a table's columns."""
@@ -82,9 +89,9 @@ def allowed_types(
             offered = _AUTO if ranks > 1 else _AUTO[:1]
             allowed[table.name] = tuple(t for t in offered if _objection(t, table, config) is None)
             continue
-        objection = _objection(asked, table, config)
-        if objection is not None:
-            raise PlanError(f"table {table.name}: {asked} {objection[0]}", remedy=objection[1])
+        refusal = _objection(asked, table, config)
+        if refusal is not None:
+            raise PlanError(f"table {table.name}: {asked} {refusal[0]}", remedy=refusal[1])
         allowed[table.name] = (asked,)
     return allowed
 
@@ -96,6 +103,56 @@ def column_width(dim: int, minimum: int) -> int:
     (`sharding_plan._find_base_dim`), which cuts nothing without a word.
     """
     return next((w for w in range(minimum, dim) if dim % w == 0 and w % 4 == 0), dim)
+
+
+def objection(
+    kind: str,
+    table: TableSpec,
+    *,
+    optimizer: str,
+    allow_split_row_state: bool,
+    min_columns_per_shard: int = 4,
+) -> tuple[str, str] | None:
+    """Why a sharding type can't be used for a table and what to do instead; None if it can.
+
+    Args:
+        kind: the sharding type.
+        table: rows, dim and pooling decide.
+        optimizer: of the tables, as `sparse_optimizer.kind`.
+        allow_split_row_state: each column shard may keep a row state of its own.
+        min_columns_per_shard: shards may not be narrower.
+    """
+    if kind == "grid_shard" and table.pooling == "mean":
+        return (
+            "with mean pooling trains as sum pooling: TorchRec 1.8 never divides its partial sums",
+            'use sum pooling (model.pooling = "sum") or another sharding type',
+        )
+    if kind == "grid_shard" and table.rows == 1 and optimizer != "sgd":
+        return (
+            "can't describe the optimizer state of a table with one row: TorchRec 1.8 takes it for a column-wise one",
+            f'use another type for it, as in sharding.tables.{table.name} = "table_wise"',
+        )
+    if kind in COLUMN_SPLIT_TYPES:
+        if optimizer == "rowwise_adagrad" and not allow_split_row_state:
+            return (
+                "would give each column shard a row state of its own, which is another algorithm than row-wise "
+                "Adagrad on the whole row",
+                "allow it by name with sharding.allow_split_row_state = true, or use "
+                'sparse_optimizer.kind = "sgd", or a type that keeps rows whole',
+            )
+        if column_width(table.dim, min_columns_per_shard) == table.dim:
+            return (
+                f"can't cut {table.dim} columns into equal shards of at least {min_columns_per_shard} that "
+                "are a multiple of 4",
+                _narrower(table.dim, min_columns_per_shard),
+            )
+    if kind == "data_parallel" and optimizer == "adam":
+        return (
+            "with adam is another algorithm than on sharded tables: the dense Adam also moves rows that no sample "
+            "looked up",
+            'use another sharding type, or sparse_optimizer.kind = "rowwise_adagrad" or "sgd"',
+        )
+    return None
 
 
 def _check_optimizer(config: Config, device_type: str) -> None:
@@ -134,39 +191,13 @@ def _check_names(asked: Mapping[str, str], tables: Sequence[TableSpec]) -> None:
 
 
 def _objection(kind: str, table: TableSpec, config: Config) -> tuple[str, str] | None:
-    """Why `kind` can't be used for a table and what to do instead; None if it can."""
-    sharding, optimizer = config.sharding, config.sparse_optimizer.kind
-    if kind == "grid_shard" and table.pooling == "mean":
-        return (
-            "with mean pooling trains as sum pooling: TorchRec 1.8 never divides its partial sums",
-            'use sum pooling (model.pooling = "sum") or another sharding type',
-        )
-    if kind == "grid_shard" and table.rows == 1 and optimizer != "sgd":
-        return (
-            "can't describe the optimizer state of a table with one row: TorchRec 1.8 takes it for a column-wise one",
-            f'use another type for it, as in sharding.tables.{table.name} = "table_wise"',
-        )
-    if kind in COLUMN_SPLIT_TYPES:
-        if optimizer == "rowwise_adagrad" and not sharding.allow_split_row_state:
-            return (
-                "would give each column shard a row state of its own, which is another algorithm than row-wise "
-                "Adagrad on the whole row",
-                "allow it by name with sharding.allow_split_row_state = true, or use "
-                'sparse_optimizer.kind = "sgd", or a type that keeps rows whole',
-            )
-        if column_width(table.dim, sharding.min_columns_per_shard) == table.dim:
-            return (
-                f"can't cut {table.dim} columns into equal shards of at least {sharding.min_columns_per_shard} that "
-                "are a multiple of 4",
-                _narrower(table.dim, sharding.min_columns_per_shard),
-            )
-    if kind == "data_parallel" and optimizer == "adam":
-        return (
-            "with adam is another algorithm than on sharded tables: the dense Adam also moves rows that no sample "
-            "looked up",
-            'use another sharding type, or sparse_optimizer.kind = "rowwise_adagrad" or "sgd"',
-        )
-    return None
+    return objection(
+        kind,
+        table,
+        optimizer=config.sparse_optimizer.kind,
+        allow_split_row_state=config.sharding.allow_split_row_state,
+        min_columns_per_shard=config.sharding.min_columns_per_shard,
+    )
 
 
 def _narrower(dim: int, minimum: int) -> str:
