@@ -19,6 +19,8 @@ _Count = Annotated[int, Field(ge=1, lt=2**62)]
 _Lookups = Annotated[float, Field(ge=0)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 
+_MAX_DIM = 2**20
+
 _ROUNDING = 1e-4
 """Relative slack of the rules on curves: files hold six digits."""
 
@@ -176,11 +178,13 @@ class TableSet(_Record):
 
 def check_dim(dim: int) -> str | None:
     """Say what is wrong with a number of columns, with the nearest that are allowed; None if nothing is."""
-    if dim >= 1 and dim % DIM_MULTIPLE == 0 and dim < 2**20:
+    if 1 <= dim <= _MAX_DIM and dim % DIM_MULTIPLE == 0:
         return None
-    below = min(dim, 2**20 - 1) // DIM_MULTIPLE * DIM_MULTIPLE
-    near = [str(d) for d in (below, below + DIM_MULTIPLE) if 0 < d < 2**20] or [str(DIM_MULTIPLE)]
-    return f"must be a multiple of {DIM_MULTIPLE} below 2^20 (the nearest allowed: {' or '.join(near)})"
+    if dim > _MAX_DIM:
+        return f"at most {_MAX_DIM:,} are allowed"
+    below = dim // DIM_MULTIPLE * DIM_MULTIPLE
+    near = f"{below} or {below + DIM_MULTIPLE}" if dim > DIM_MULTIPLE else f"{DIM_MULTIPLE}"
+    return f"must be a multiple of {DIM_MULTIPLE} (the nearest allowed: {near})"
 
 
 def _check_rising(key: str, points: Sequence[tuple[int, float]]) -> None:
