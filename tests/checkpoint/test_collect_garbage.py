@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dlrm_scale.checkpoint import find_chain, list_checkpoints, open_chain, verify
+from dlrm_scale.checkpoint.chain.chain import open_step
 from dlrm_scale.checkpoint.chain.leases import LEASE_SECONDS, Lease, hold_chain
 from dlrm_scale.checkpoint.chain.pins import pin_step, read_pins, unpin_step
 from dlrm_scale.checkpoint.storage.local_storage import LocalStorage
@@ -227,7 +228,9 @@ def test_what_a_start_goes_on_from_is_kept_until_it_has_saved(tmp_path: Path) ->
     go_on(run, range(2, 6))
     for step in (4, 5):
         merge(root, "baseline", step=step)
-    resumed = start(root, truth=expected, resumed_from=older)  # passes over the newer ones, as for their damage
+    assert older is not None
+    chain = open_chain(root, older.name)  # passes over the newer ones, as for their damage
+    resumed = start(root, truth=expected, resumed_from=chain)
     collect_garbage(LocalStorage(root), keep_baselines=2, dry_run=False)
     resumed.change("C1", [50], 3.0)
     assert resumed.save(9).kind == "delta"
@@ -263,25 +266,69 @@ def test_gc_beside_a_trainer_sweeps_older_saves_and_starts_and_dead_merges_alone
     assert all((root / name).exists() for name in live)
 
 
-def test_on_a_full_disk_leftovers_make_room_for_the_lease_of_a_removal(tmp_path: Path) -> None:
+def _full(root: Path) -> TracedStorage:
+    """The same folder on a disk that has room for names and for no byte."""
+    trace = Trace()
+    trace.room_bytes = 0
+    return TracedStorage(root, trace)
+
+
+def test_on_a_full_disk_old_chains_and_dead_merges_are_removed(tmp_path: Path) -> None:
     root = tmp_path / "ck"
     run = _run(root, keep_baselines=9)
     for step in range(6):
         run.save(step)
-    trace = Trace()
-    trace.room_bytes = 0
-    full = TracedStorage(root, trace)
-    with pytest.raises(OSError, match="No space left"):
-        collect_garbage(full, keep_baselines=2, dry_run=False)
-    assert LocalStorage(root).list_names("leases") == []
-    assert len(_kinds(root)) == 6
-    left = "data/00000002-s1a9-r0.safetensors"
-    (root / left).write_bytes(b"x" * 4096)
-
-    def make_room(operation: str, name: str) -> None:
-        if operation == "remove" and name == left:
-            trace.room_bytes = 4096
-
-    trace.after = make_room
-    assert left in collect_garbage(full, keep_baselines=2, dry_run=False).removed
+    left = {"data/00000002-s1a9-r0.safetensors", "data/00000004-s1m77-r0.safetensors"}
+    for name in left:
+        (root / name).write_bytes(b"x" * 4096)
+    found = collect_garbage(_full(root), keep_baselines=2, dry_run=False)
+    assert left < set(found.removed)
     assert _kinds(root) == ["baseline2", "delta3", "baseline4", "delta5"]
+    assert not list(root.glob("leases/*"))
+    assert not list(root.glob("fences/*"))
+    assert verify(root) == []
+
+
+def test_on_a_full_disk_a_restore_in_progress_is_not_undercut(tmp_path: Path) -> None:
+    root = tmp_path / "ck"
+    run = _run(root, keep_baselines=9)
+    for step in range(6):
+        run.save(step)
+    full = _full(root)
+    with hold_chain(full, lambda: open_step(full, 1)) as chain:
+        assert chain is not None
+        assert [name.endswith(".all") for name in LocalStorage(root).list_names("leases")] == [True]
+        found = collect_garbage(full, keep_baselines=2, dry_run=False)
+        assert found.users == ("restore by a process that found the disk full",)
+        assert found.removed == ()
+        assert len(_kinds(root)) == 6
+        # the trainer's own removal, and one that has room for its lease, leave it alone too
+        assert remove_old_chains(LocalStorage(root), tip_name="manifests/00000006-s1.json", keep_baselines=1) == []
+    assert collect_garbage(full, keep_baselines=2, dry_run=False).removed
+    assert _kinds(root) == ["baseline2", "delta3", "baseline4", "delta5"]
+
+
+def test_on_a_full_disk_a_restore_waits_for_a_removal_and_chooses_again(tmp_path: Path) -> None:
+    root = tmp_path / "ck"
+    run = _run(root, keep_baselines=9)
+    for step in range(6):
+        run.save(step)
+    full = _full(root)
+    stopped: list[int | None] = []
+
+    def act(index: int, operation: str, name: str) -> None:
+        if operation == "remove" and name == "manifests/00000002-s1.json":
+            full._trace.act = None
+            # a reader comes when the removal has looked for readers already
+            with hold_chain(LocalStorage(root), lambda: open_step(root, 1), pause=waits) as chain:
+                stopped.append(chain and chain.step)
+
+    def waits(seconds: float) -> None:
+        stopped.append(None)
+        raise InterruptedError("the removal goes on first")
+
+    full._trace.act = act
+    with pytest.raises(InterruptedError):
+        collect_garbage(full, keep_baselines=2, dry_run=False)
+    assert stopped == [None]
+    assert not list(root.glob("leases/*"))

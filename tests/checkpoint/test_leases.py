@@ -1,6 +1,10 @@
 """Readers and removers see one another, whichever looks first; the dead are forgotten in time."""
 
+import errno
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ from dlrm_scale.checkpoint.chain.leases import (
     Lease,
     expired_leases,
     hold_chain,
+    keep_renewing,
     read_leases,
     removals_of,
 )
@@ -153,3 +158,81 @@ def test_an_empty_root_is_left_as_it_is(tmp_path: Path) -> None:
     with hold_chain(LocalStorage(tmp_path), lambda: find_chain(tmp_path)) as chain:
         assert chain is None
     assert list(tmp_path.iterdir()) == []
+
+
+def _interrupt(operation: str, count: int) -> Callable[[int, str, str], None]:
+    """Ctrl-C before the `count`-th operation of a kind on a lease."""
+    left = [count]
+
+    def act(index: int, now: str, name: str) -> None:
+        if now == operation and name.startswith("leases"):
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+
+    return act
+
+
+@pytest.mark.parametrize(("operation", "count"), [("create", 1), ("write", 1), ("write", 2), ("sync", 1), ("close", 1)])
+def test_a_restore_that_is_interrupted_while_it_takes_its_lease_leaves_none(
+    tmp_path: Path, operation: str, count: int
+) -> None:
+    root = tmp_path / "ck"
+    go_on(start(root), range(2))
+    trace = Trace()
+    trace.act = _interrupt(operation, count)
+    with pytest.raises(KeyboardInterrupt), hold_chain(TracedStorage(root, trace), lambda: find_chain(root)):
+        raise AssertionError("not reached")
+    assert list(root.glob("leases/*")) == []
+
+
+def test_a_restore_that_can_not_look_for_removals_leaves_no_lease(tmp_path: Path) -> None:
+    root = tmp_path / "ck"
+    go_on(start(root), range(2))
+
+    class Down(LocalStorage):
+        def list_names(self, folder: str) -> list[str]:
+            if folder == "leases":
+                raise OSError(errno.ECONNREFUSED, "Connection refused")
+            return super().list_names(folder)
+
+    with pytest.raises(OSError, match="Connection refused"), hold_chain(Down(root), lambda: find_chain(root)):
+        raise AssertionError("not reached")
+    assert list(root.glob("leases/*")) == []
+
+
+def test_a_lease_whose_release_is_interrupted_is_given_back_at_the_end_of_the_program(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from dlrm_scale.checkpoint.chain.leases import Lease, keep_renewing\n"
+        "from dlrm_scale.checkpoint.storage.local_storage import LocalStorage\n"
+        "kept = Lease(LocalStorage(Path(sys.argv[1])), 'restore')\n"
+        "kept.take(['manifests/a'])\n"
+        "print(len(list(Path(sys.argv[1]).glob('leases/*'))))\n"
+        "raise ValueError('as an error that nobody catches')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "1\n"), done.stderr
+    assert list(tmp_path.glob("leases/*")) == []
+
+
+def test_on_a_full_disk_a_lease_holds_everything_until_there_is_room(tmp_path: Path) -> None:
+    trace = Trace()
+    trace.room_bytes = 20
+    storage = TracedStorage(tmp_path, trace)
+    lease = Lease(storage, "restore")
+    with keep_renewing(lease):
+        lease.take(["manifests/a"])
+        (found,) = read_leases(storage, now=time.time())
+        assert (found.holds_all, found.holds_any(["manifests/b"]), found.holds_any([])) == (True, True, False)
+        assert [path.stat().st_size for path in tmp_path.glob("leases/*")] == [0]
+        trace.room_bytes = None
+        lease.renew()
+        (found,) = read_leases(storage, now=time.time())
+        assert (found.holds_all, found.holds) == (False, {"manifests/a"})
+        assert not found.holds_any(["manifests/b"])
+        assert len(list(tmp_path.glob("leases/*"))) == 1
+    assert list(tmp_path.glob("leases/*")) == []

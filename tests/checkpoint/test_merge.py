@@ -1,6 +1,7 @@
 """A merge restores what it was made of, and leaves nothing behind when it can't."""
 
 import copy
+import errno
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -284,7 +285,7 @@ def test_a_merge_that_fails_at_any_operation_leaves_the_chain_and_no_data(tmp_pa
     results = []
     for index in range(0, len(_operations(root)), stride):
         trace = Trace()
-        trace.act = fail_at(index, OSError(28, "No space left on device"))
+        trace.act = fail_at(index, OSError(errno.EIO, "Input/output error"))
         results.append(_merged(root, trace))
         assert find_chain(root, verify="full") is not None
         assert verify(root) == []

@@ -13,12 +13,19 @@ Whatever the order of these four steps, at least one of the two sees the other:
 
 There is one removal at a time; another one leaves it to the first.
 
+    leases/<kind>-<token>-<beat>-<expires>.all       of a disk without room for a list: it holds every manifest
+
+An empty file takes an entry of its folder and no block, so a full disk still has room for this one. A reader that holds
+everything can't be undercut, and no reader begins while a removal holds everything: so `gc` may make room.
+
 A lease is renewed by a new file and the old one's removal, as no file is ever overwritten. A holder that dies stops
 renewing and its lease expires: by the wall clock, so hosts' clocks are assumed to differ by less than
 `CLOCK_SKEW_SECONDS`. If they differ by more, or a reader is stopped for longer than `LEASE_SECONDS`, its files may be
 removed while it reads. Then it fails with the missing file's name, and never with wrong rows.
 """
 
+import atexit
+import errno
 import json
 import os
 import platform
@@ -57,7 +64,8 @@ CLOCK_SKEW_SECONDS = 120
 
 _RENEW_SECONDS = LEASE_SECONDS / 5
 _LOOK_AGAIN_SECONDS = 0.2
-_NAME = re.compile(r"leases/(restore|merge|removal)-([0-9a-z]+)-([0-9]+)-([0-9]+)\.json")
+_NAME = re.compile(r"leases/(restore|merge|removal)-([0-9a-z]+)-([0-9]+)-([0-9]+)\.(json|all)")
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 LeaseKind = Literal["restore", "merge", "removal"]
 
@@ -70,9 +78,10 @@ class LeaseRecord:
         name: of its file.
         kind: what for.
         token: tells leases of a kind apart; a merge's number.
-        holds: names of manifests.
+        holds: names of manifests; see `holds_any` for one that holds all.
         expires_unix_seconds: by the holder's clock.
         owner: host and process, for messages.
+        holds_all: it was written on a full disk.
     """
 
     name: str
@@ -81,10 +90,15 @@ class LeaseRecord:
     holds: frozenset[str]
     expires_unix_seconds: float
     owner: str
+    holds_all: bool = False
+
+    def holds_any(self, names: Collection[str]) -> bool:
+        """Whether it holds one of these manifests."""
+        return bool(names) and (self.holds_all or not self.holds.isdisjoint(names))
 
 
 class Lease:
-    """A lease of this program.
+    """A lease of this program. One that is still held when the program ends is given back then, unless it is killed.
 
     Args:
         storage: the checkpoints.
@@ -137,15 +151,18 @@ class Lease:
 
     def release(self) -> None:
         """Give it back; errors are left to its expiry."""
-        with self._lock, suppress(OSError):
+        with self._lock:
             if self._name is not None:
-                self._storage.remove(self._name)
+                with suppress(OSError):
+                    self._storage.remove(self._name)
+            # Not when it is interrupted: then it is tried again at the program's end.
             self._name = None
+            _held.discard(self)
 
     def _write(self) -> None:
         now = self._now()
         expires = now + LEASE_SECONDS
-        name = f"leases/{self._kind}-{self.token}-{self._beat}-{int(expires)}.json"
+        stem = f"leases/{self._kind}-{self.token}-{self._beat}-{int(expires)}"
         record = {
             "holds": sorted(self._holds),
             "host": platform.node(),
@@ -153,21 +170,52 @@ class Lease:
             "created_unix_seconds": now,
         }
         if self._name is None:
+            _give_back_at_the_end(self)
             self._storage.make_folders("leases")
         try:
-            self._storage.write_durably(name, json.dumps(record).encode() + b"\n")
-        except OSError:
+            self._create(f"{stem}.json", json.dumps(record).encode() + b"\n")
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            self._create(f"{stem}.all", b"")
+        self._expires = expires
+
+    def _create(self, name: str, data: bytes) -> None:
+        try:
+            self._storage.write_durably(name, data)
+            before, self._name, self._beat = self._name, name, self._beat + 1
+        except BaseException:
+            # also when it is interrupted
             with suppress(OSError):
                 self._storage.remove(name)
             raise
-        before, self._name, self._beat, self._expires = self._name, name, self._beat + 1, expires
         if before is not None:
             self._storage.remove(before)
 
 
+_held: set[Lease] = set()
+"""Of this program, to be given back at its end."""
+
+
+def _give_back_at_the_end(lease: Lease) -> None:
+    if not _held:
+        atexit.unregister(_give_back)
+        atexit.register(_give_back, os.getpid())
+    _held.add(lease)
+
+
+def _give_back(pid: int) -> None:
+    if os.getpid() == pid:  # not in a fork of the program
+        for lease in tuple(_held):
+            lease.release()
+
+
 @contextmanager
 def keep_renewing(lease: Lease) -> Iterator[None]:
-    """Renew a lease from a thread for as long as the block runs, and give it back at the end."""
+    """Renew a lease from a thread for as long as the block runs, and give it back at the end.
+
+    It is best taken inside the block, so that nothing that interrupts the program leaves it behind.
+    """
     stop = threading.Event()
 
     def renew() -> None:
@@ -182,8 +230,10 @@ def keep_renewing(lease: Lease) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        thread.join()
-        lease.release()
+        try:
+            thread.join()
+        finally:
+            lease.release()
 
 
 def read_leases(storage: Storage, *, now: float) -> list[LeaseRecord]:
@@ -206,7 +256,7 @@ def read_leases(storage: Storage, *, now: float) -> list[LeaseRecord]:
 
 def removals_of(storage: Storage, names: Collection[str], *, now: float) -> list[LeaseRecord]:
     """Removals in progress of any of these manifests."""
-    return [lease for lease in read_leases(storage, now=now) if lease.kind == "removal" and lease.holds & set(names)]
+    return [lease for lease in read_leases(storage, now=now) if lease.kind == "removal" and lease.holds_any(names)]
 
 
 def expired_leases(storage: Storage, *, now: float) -> list[str]:
@@ -241,23 +291,23 @@ def hold_chain(
     if chain is None:
         yield None
         return
-    while chain is not None:
-        names = [manifest.name for manifest in chain.manifests]
-        try:
-            lease.take(names)
-        except OSError as error:
-            warnings.warn(
-                f"the checkpoints in {storage.address} aren't kept from removal while they are read: {error}",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-            break
-        if not removals_of(storage, names, now=now()) and all(storage.exists(name) for name in names):
-            break
-        lease.release()
-        pause(_LOOK_AGAIN_SECONDS)
-        chain = choose()
     with keep_renewing(lease):
+        while chain is not None:
+            names = [manifest.name for manifest in chain.manifests]
+            try:
+                lease.take(names)
+            except OSError as error:
+                warnings.warn(
+                    f"the checkpoints in {storage.address} aren't kept from removal while they are read: {error}",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+                break
+            if not removals_of(storage, names, now=now()) and all(storage.exists(name) for name in names):
+                break
+            lease.release()
+            pause(_LOOK_AGAIN_SECONDS)
+            chain = choose()
         yield chain
 
 
@@ -272,6 +322,16 @@ def _read(storage: Storage, name: str) -> LeaseRecord | None:
     if match is None:
         return None
     kind: LeaseKind = match[1]  # type: ignore[assignment]
+    if match[5] == "all":
+        return LeaseRecord(
+            name=name,
+            kind=kind,
+            token=match[2],
+            holds=frozenset(),
+            expires_unix_seconds=int(match[4]),
+            owner="a process that found the disk full",
+            holds_all=True,
+        )
     try:
         record = json.loads(storage.read(name, MIB))
         holds, owner = frozenset(record["holds"]), f"process {record['pid']} on {record['host']}"

@@ -62,8 +62,7 @@ def collect_garbage(
         )
     search = ChainSearch(storage)
     found = old_chains(storage, search, chain.checkpoint, keep_baselines=keep_baselines)
-    held = {name for lease in leases for name in lease.holds}
-    going = [manifest for manifest in found.removable if manifest.name not in held]
+    going = [m for m in found.removable if not any(lease.holds_any([m.name]) for lease in leases)]
     sizes = {data.name: data.size_bytes for manifest in going for data in manifest.files}
     left = [*stale_leftovers(storage, now=now())]
     left += [name for names in dead_merges(storage, now=now()).values() for name in names]
@@ -71,7 +70,7 @@ def collect_garbage(
     if dry_run:
         removed = [*(manifest.name for manifest in going), *sizes]
     else:
-        # Leftovers first: that needs no lease, for which a full disk may have no room.
+        # Leftovers first: that needs no lease, and a full disk has room for a better one then.
         removed = sweep_stale(storage, now=now())
         removed += remove_old_chains(storage, tip_name=chain.name, keep_baselines=keep_baselines, now=now)
         removed += sweep_merges(storage, now=now())

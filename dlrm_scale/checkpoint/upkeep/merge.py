@@ -82,8 +82,8 @@ def merge_chain(
     """
     number = number if number is not None else secrets.randbelow(2**40)
     lease = Lease(storage, "merge", token=str(number), now=now)
-    lease.take()
     with keep_renewing(lease):
+        lease.take()
         _refuse_a_second(storage, lease, now)
         sweep_merges(storage, now=now())
         chain = _hold(storage, choose, lease, now, pause)
@@ -123,8 +123,8 @@ def _in_parts(
         part = MergePlan(kind="delta", manifests=group, equal_to=equal_to, reason="all don't fit at once")
         # Each result has a number of its own, as two of them may be equal to the same checkpoint.
         part_lease = Lease(storage, "merge", token=str(secrets.randbelow(2**40)), now=now)
-        part_lease.take()
         with keep_renewing(part_lease):
+            part_lease.take()
             merged = _timed(storage, part, part_lease, int(part_lease.token), progress)
         yield merged
         left[place : place + count] = [merged.manifest]
@@ -160,7 +160,6 @@ def _hold(
 def _refuse_a_second(storage: Storage, lease: Lease, now: Callable[[], float]) -> None:
     others = [o for o in read_leases(storage, now=now()) if o.kind == "merge" and o.token != lease.token]
     if others:
-        lease.release()
         seconds = max(other.expires_unix_seconds for other in others) - now() + CLOCK_SKEW_SECONDS
         raise CheckpointError(
             f"{others[0].owner} is merging in {storage.address}, or has been killed while it did",

@@ -189,8 +189,8 @@ def remove_superseded(
 def _removal(storage: Storage, now: Callable[[], float]) -> Iterator[Lease | None]:
     """The right to remove; None while another has it."""
     lease = Lease(storage, "removal", now=now)
-    lease.take()
     with keep_renewing(lease):
+        lease.take()
         others = [o for o in read_leases(storage, now=now()) if o.kind == "removal" and o.token != lease.token]
         yield None if others else lease
 
@@ -208,7 +208,8 @@ def _remove_manifests(
     if not old:
         return []
     lease.take([manifest.name for manifest in old])
-    held = {name for other in read_leases(storage, now=now()) if other.kind != "removal" for name in other.holds}
+    users = [other for other in read_leases(storage, now=now()) if other.kind != "removal"]
+    held = {manifest.name for manifest in old if any(user.holds_any([manifest.name]) for user in users)}
     for name in {*read_pins(storage), *pinned, *_bases_of_next(storage, search)}:
         held |= _needed_for(search, name)
     going = [manifest for manifest in old if manifest.name not in held]

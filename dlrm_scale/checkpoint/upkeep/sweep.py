@@ -133,7 +133,8 @@ def sweep_merges(storage: Storage, *, now: float) -> list[str]:
     for number in dead_merges(storage, now=now):
         storage.make_folders("fences")
         with suppress(FileExistsError):
-            storage.write_durably(fence_name(number), b"\n")
+            # empty: a full disk has room for it
+            storage.write_durably(fence_name(number), b"")
         storage.sync_folder("fences")
         # Listed anew: it may have written one since.
         temporary = [
