@@ -1,13 +1,40 @@
 """A cluster: how many ranks, what memory they have, and what lookups and collectives cost there."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-__all__ = ["COLLECTIVES", "Cluster", "CollectiveCosts", "Constant", "Curve", "LookupCosts"]
+__all__ = [
+    "COLLECTIVES",
+    "Cluster",
+    "Collective",
+    "CollectiveCosts",
+    "Constant",
+    "Curve",
+    "DenseCosts",
+    "InputCosts",
+    "Link",
+    "Links",
+    "LookupCosts",
+    "ReplicaCosts",
+]
 
-COLLECTIVES = ("all_to_all", "reduce_scatter", "all_gather", "all_reduce")
+Collective = Literal[
+    "all_to_all", "vectors_all_to_all", "gradients_all_to_all", "reduce_scatter", "all_gather", "all_reduce"
+]
+COLLECTIVES: tuple[Collective, ...] = (
+    "all_to_all",
+    "vectors_all_to_all",
+    "gradients_all_to_all",
+    "reduce_scatter",
+    "all_gather",
+    "all_reduce",
+)
+"""all_to_all is the bare collective. The two after it, reduce_scatter and all_gather are what TorchRec does with pooled
+vectors and their gradients, so that measured ones contain its copies. Where one of the two isn't given, all_to_all
+stands in for it."""
 
 _Size = Annotated[int, Field(ge=0, lt=2**62)]
 _Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -22,15 +49,15 @@ class Constant(_Record):
 
     Attributes:
         value: in the unit that its field's name says.
-        source: a data sheet, a benchmark, or `calibrate` with its date.
+        source: a data sheet, a benchmark, `assumed` with the reason, or `calibrate` with what was measured.
     """
 
     value: _Time
-    source: str
+    source: Annotated[str, Field(min_length=1)]
 
 
 class Curve(_Record):
-    """Time of a collective by the bytes that one rank sends.
+    """Time of a collective by bytes.
 
     Attributes:
         points: (bytes, milliseconds), by rising bytes; at least one.
@@ -38,39 +65,106 @@ class Curve(_Record):
     """
 
     points: Annotated[tuple[tuple[_Size, _Time], ...], Field(min_length=1)]
-    source: str
+    source: Annotated[str, Field(min_length=1)]
 
-    def milliseconds(self, sent_bytes: float) -> float:
+    @model_validator(mode="after")
+    def _rising(self) -> Self:
+        for (size, time), (next_size, next_time) in zip(self.points, self.points[1:], strict=False):
+            if next_size <= size:
+                raise ValueError(f"bytes must rise from point to point, but {next_size} follows {size}")
+            if next_time < time:
+                raise ValueError(f"more bytes can't take less time: {next_time} ms follows {time} ms")
+        return self
+
+    def milliseconds(self, size_bytes: float) -> float:
         """Between points by straight lines; beyond the last by the slope of the last two; before the first its time."""
-        sizes = [float(size) for size, _ in self.points]
-        times = [time for _, time in self.points]
-        if sent_bytes <= sizes[-1] or len(sizes) == 1:
-            return float(np.interp(sent_bytes, sizes, times))
-        slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
-        return times[-1] + slope * (sent_bytes - sizes[-1])
+        return float(self.milliseconds_of(np.array([size_bytes]))[0])
+
+    def milliseconds_of(self, sizes_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """As `milliseconds`, of each of an array."""
+        sizes = np.array([float(size) for size, _ in self.points])
+        times = np.array([time for _, time in self.points])
+        found = np.interp(sizes_bytes, sizes, times)
+        if len(sizes) > 1:
+            slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
+            found = found + slope * np.maximum(0.0, sizes_bytes - sizes[-1])
+        return np.asarray(found)
 
 
 class CollectiveCosts(_Record):
     """One collective over one kind of group.
 
     Attributes:
-        group: `host`: the ranks of one host; `hosts`: one rank of every host; `world`: all ranks.
-        ranks: members of the group that was measured or computed; costs for others follow by the bytes that leave a
-            rank and the links that they cross.
-        forward: of the collective alone.
+        collective: which; see `COLLECTIVES`.
+        ranks: members of the group.
+        hosts: that they are on, equally many on each.
+        curve: by the bytes of a rank's larger side: what it sends in an all-to-all, its own share included; what it
+            brings to a reduce-scatter; what it gets from an all-gather; the buffer of an all-reduce.
     """
 
-    collective: Literal["all_to_all", "reduce_scatter", "all_gather", "all_reduce"]
-    group: Literal["host", "hosts", "world"]
-    ranks: Annotated[int, Field(ge=1)]
-    forward: Curve
+    collective: Collective
+    ranks: Annotated[int, Field(ge=2)]
+    hosts: Annotated[int, Field(ge=1)] = 1
+    curve: Curve
+
+
+class Link(_Record):
+    """What joins ranks: within a host, or hosts.
+
+    Attributes:
+        gigabytes_per_second: 10^9 bytes of one rank in one direction.
+        efficiency: share of it that collectives reach.
+        step_ms: one step of a ring or tree over it.
+        message_ms: one message of an all-to-all.
+    """
+
+    gigabytes_per_second: Constant
+    efficiency: Constant
+    step_ms: Constant
+    message_ms: Constant
+
+    @field_validator("gigabytes_per_second")
+    @classmethod
+    def _carries(cls, rate: Constant) -> Constant:
+        if not rate.value:
+            raise ValueError("gigabytes_per_second must be more than 0")
+        return rate
+
+    @field_validator("efficiency")
+    @classmethod
+    def _is_a_share(cls, efficiency: Constant) -> Constant:
+        if not 0 < efficiency.value <= 1:
+            raise ValueError(f"efficiency must be above 0 and at most 1, but is {efficiency.value}")
+        return efficiency
+
+    @property
+    def bytes_per_ms(self) -> float:
+        """Reached."""
+        return 1e6 * self.gigabytes_per_second.value * self.efficiency.value
+
+
+class Links(_Record):
+    """What collectives are computed from where they weren't measured.
+
+    Attributes:
+        start_ms: of any collective.
+        host: between ranks of a host.
+        network: between hosts; each rank has its share. Missing where there is one host.
+    """
+
+    start_ms: Constant
+    host: Link
+    network: Link | None = None
 
 
 class LookupCosts(_Record):
     """Pooled lookup of a rank's tables (forward), or its fused update (backward).
 
     milliseconds = call + tables * table + lookups * lookup + elements * element + unique_rows * unique_row
-    + unique_elements * unique_element, with lookups, elements (lookups * columns) and unique elements in millions.
+    + unique_elements * unique_element + output_elements * output_element
+
+    Lookups are ids; elements are lookups * columns; unique rows are distinct within the global batch; output elements
+    are the values of pooled vectors (their gradients when updating). All but calls and tables count in millions.
     """
 
     call_ms: Constant
@@ -79,6 +173,53 @@ class LookupCosts(_Record):
     element_ms: Constant
     unique_row_ms: Constant
     unique_element_ms: Constant
+    output_element_ms: Constant
+
+
+class InputCosts(_Record):
+    """What the exchange of ids costs beyond its all-to-all.
+
+    Attributes:
+        call_ms: of each sharding type in use: sizes are exchanged before values.
+        value_ms: a million ids that a rank receives: permute, split, join.
+        bag_ms: a million bags that a rank receives.
+        bucketize_ms: cutting a million of a rank's own ids by row ranges, which row-wise types need.
+    """
+
+    call_ms: Constant
+    value_ms: Constant
+    bag_ms: Constant
+    bucketize_ms: Constant
+
+
+class ReplicaCosts(_Record):
+    """Data-parallel tables, beyond lookups and the all-reduce.
+
+    Attributes:
+        call_ms: as soon as there is one.
+        element_ms: a million values of the tables: dense gradient, its copies, the optimizer's pass over all rows.
+    """
+
+    call_ms: Constant
+    element_ms: Constant
+
+
+class DenseCosts(_Record):
+    """Forward and backward pass of the dense part, and its optimizer.
+
+    Attributes:
+        call_ms: of every step, whatever the sizes: Python, loss, launches.
+        gflop_ms: 10^9 floating-point operations in fp32.
+        bf16_gflop_ms: the same under bf16 autocast.
+        vector_ms: a million values of pooled vectors, brought into order and given gradients.
+        parameter_ms: a million parameters: gradients, their bucket, the optimizer.
+    """
+
+    call_ms: Constant
+    gflop_ms: Constant
+    bf16_gflop_ms: Constant
+    vector_ms: Constant
+    parameter_ms: Constant
 
 
 class Cluster(_Record):
@@ -90,26 +231,48 @@ class Cluster(_Record):
         hosts: how many the description is of; plans may be made for other numbers.
         ranks_per_host: devices of a host.
         memory_bytes: of one rank's device.
-        reserve: share of it kept for the dense part, batches and buffers.
+        memory_source: of `memory_bytes`.
+        reserve: share of the memory kept for what isn't counted: the allocator, libraries, fragments.
         forward: lookup costs.
         backward: costs of the update fused into the backward pass.
-        collectives: by collective and group.
-        input_value_ms: all-to-all of a million ids, beyond the collective itself (permute, split).
-        bucketize_value_ms: cutting a million ids by row ranges, which row-wise types need.
-        type_ms: what a sharding type costs a step as soon as one table uses it, by type.
+        input: costs of the exchange of ids.
+        replicas: costs of data-parallel tables.
+        dense: costs of the dense part.
+        links: what unmeasured collectives are computed from.
+        collectives: measured ones.
+        type_ms: what a sharding type costs a step as soon as one table uses it, by type; no entry costs nothing.
+        fit_error: of a calibrated file: mean relative error of each component's fit.
         notes: what else is to be known of the constants.
     """
 
-    name: str
+    name: Annotated[str, Field(min_length=1)]
     device: Literal["cpu", "cuda"]
     hosts: Annotated[int, Field(ge=1)]
     ranks_per_host: Annotated[int, Field(ge=1)]
     memory_bytes: Annotated[int, Field(ge=1, lt=2**62)]
+    memory_source: Annotated[str, Field(min_length=1)]
     reserve: Annotated[float, Field(ge=0, lt=1)] = 0.15
+    notes: str = ""
     forward: LookupCosts
     backward: LookupCosts
-    collectives: tuple[CollectiveCosts, ...]
-    input_value_ms: Constant
-    bucketize_value_ms: Constant
+    input: InputCosts
+    replicas: ReplicaCosts
+    dense: DenseCosts
+    links: Links | None = None
     type_ms: dict[str, Constant] = Field(default_factory=dict)
-    notes: str = ""
+    fit_error: dict[str, float] = Field(default_factory=dict)
+    collectives: tuple[CollectiveCosts, ...] = ()
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.links is None and not self.collectives:
+            raise ValueError("needs [links], measured [[collectives]], or both")
+        seen: set[tuple[str, int, int]] = set()
+        for costs in self.collectives:
+            key = (costs.collective, costs.ranks, costs.hosts)
+            if key in seen:
+                raise ValueError(f"{costs.collective} over {costs.ranks} ranks on {costs.hosts} hosts is there twice")
+            if costs.ranks % costs.hosts:
+                raise ValueError(f"{costs.collective}: {costs.ranks} ranks don't divide over {costs.hosts} hosts")
+            seen.add(key)
+        return self
