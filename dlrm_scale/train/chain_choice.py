@@ -49,7 +49,9 @@ def agree_on_chain(
     if ranks.rank == 0:
         try:
             chosen = held.enter_context(hold_chain(storage, lambda: _choose(storage, step, manifest, damaged)))
-            verdict = (_identity(chosen), chosen.skipped, chosen.detours) if chosen is not None else None
+            verdict = (
+                None if chosen is None else (_identity(chosen), chosen.skipped, chosen.detours, chosen.newest_seen)
+            )
         except CheckpointError as error:
             verdict = error
         except OSError as error:
@@ -60,7 +62,7 @@ def agree_on_chain(
     if verdict is None:
         return None
     assert isinstance(verdict, tuple)
-    expected, skipped, detours = verdict
+    expected, skipped, detours, newest_seen = verdict
     failure: object = None
     try:
         # Not the cheapest chain by this rank's own look: a merge may have come in between.
@@ -79,7 +81,7 @@ def agree_on_chain(
                 remedy="put run.path on storage that all hosts share",
             )
     assert chain is not None
-    return replace(chain, skipped=skipped, detours=detours, release=held.close)
+    return replace(chain, skipped=skipped, detours=detours, newest_seen=newest_seen, release=held.close)
 
 
 def gather_patiently(value: object, ranks: Ranks) -> list[object]:

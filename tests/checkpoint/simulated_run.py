@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dlrm_scale.checkpoint import Chain, CheckpointEngine, SaveOutcome, find_chain, restore
+from dlrm_scale.checkpoint.chain.starts import RunIdentity
 from dlrm_scale.checkpoint.saving.staging import HostStaging
 from dlrm_scale.config import CheckpointConfig
 from dlrm_scale.layout import LocalShard, ShardLayout, ShardRegion, TableLayout
@@ -134,6 +135,7 @@ class Run:
         truth: Truth,
         *,
         resumed_from: Chain | None = None,
+        run: RunIdentity | None = None,
         lossy_restores: int = 0,
         optimizer: str = "rowwise_adagrad",
         storages: Sequence[Any] | None = None,
@@ -163,6 +165,7 @@ class Run:
                 config=settings,
                 optimizer=optimizer,
                 resumed_from=resumed_from,
+                run=run,
                 lossy_restores=lossy_restores,
                 staging=HostStaging(limits[rank]),
                 staging_is_short=staging_is_short,

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dlrm_scale.checkpoint import Chain, find_chain, list_checkpoints, open_chain, verify
+from dlrm_scale.checkpoint.saving.commit import ChainState
 from dlrm_scale.cli.checkpoint import app
 from dlrm_scale.errors import CheckpointError
 from tests.checkpoint.simulated_run import TABLES, Run, Truth, load_chain, make_layout, make_truth
@@ -33,7 +34,9 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, T
     truths: dict[int, Truth] = {}
     truth = make_truth(TABLES, ["row"])
     for start in (0, 1):
-        run = Run(root, make_layout("row_wise", 2), truth)
+        run = Run(root, make_layout("row_wise", 2), truth, resumed_from=find_chain(root))
+        for engine in run.engines:
+            engine._chain = ChainState()
         for step in range(3 * start, 3 * start + 3):
             run.change("C1", [step, 60 + step], 0.5)
             run.change("C3", range(step, 30), 0.25)

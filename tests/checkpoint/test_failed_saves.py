@@ -5,6 +5,7 @@ import errno
 import json
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -350,7 +351,10 @@ def test_nothing_is_acknowledged_whose_data_a_later_start_may_have_swept(
     def take_over(operation: str) -> None:
         if operation == "link":
             trace.act = trace.after = None
-            Run(root, layout, make_truth(TABLES, ["row"]), resumed_from=chain)
+            # it can't know what becomes of a link that is there before its claim
+            refused = pytest.raises(CheckpointError, match=r"committed step 2 \(manifests/00000002-s1")
+            with refused if moment == "after the link" else nullcontext():
+                Run(root, layout, make_truth(TABLES, ["row"]), resumed_from=chain)
 
     def wait_for_the_reader(operation: str) -> None:
         if operation == "link":

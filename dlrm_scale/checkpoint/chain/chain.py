@@ -68,6 +68,8 @@ class Chain:
         skipped: newer checkpoints that can't be used, and why.
         release: to be called after the restore; gives back a lease that keeps its files from removal, if it has one.
         detours: what is wrong with files that the search for it met, and that this chain does without.
+        newest_seen: name of the newest checkpoint that was there when this one was chosen, whole or not; "" if that
+            isn't known.
     """
 
     storage: Storage
@@ -75,6 +77,7 @@ class Chain:
     tip_sha256: str
     skipped: tuple[Skipped, ...] = ()
     detours: tuple[str, ...] = ()
+    newest_seen: str = ""
     release: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
 
     @property
@@ -233,4 +236,5 @@ def _chain_to(search: ChainSearch, storage: Storage, checkpoint: ParentRecord | 
         detours=tuple(
             reason for name, reason in search.faults.items() if name not in used and checkpoint_age(name) <= age
         ),
+        newest_seen=search.checkpoints[-1],
     )

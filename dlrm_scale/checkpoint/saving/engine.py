@@ -11,6 +11,7 @@ import torch
 
 from dlrm_scale.checkpoint.chain.chain import Chain
 from dlrm_scale.checkpoint.chain.lossy import delta_codecs
+from dlrm_scale.checkpoint.chain.starts import RunIdentity
 from dlrm_scale.checkpoint.files.file_names import manifest_name
 from dlrm_scale.checkpoint.files.live_tables import check_regions, table_records
 from dlrm_scale.checkpoint.saving.commit import Ballot, SaveKey, StoreLike, Vote
@@ -87,6 +88,7 @@ class CheckpointEngine:
         config: intervals, ratios, timeouts. `every_steps` is the caller's business.
         optimizer: name of the tables' optimizer, as in `rowwise_adagrad`.
         resumed_from: the chain that the shards were restored from; deltas go on from it where its tables still fit.
+        run: on rank 0, the run that the folder belongs to from now on; None keeps no other run out.
         lossy_restores: of the run so far, those of the run before where its weights were taken from included; see
             `lossy`.
         pinned: manifests of checkpoints that are kept when old ones are removed; see `pin`.
@@ -95,7 +97,9 @@ class CheckpointEngine:
             long as they move on: who goes on into a collective would wait there for a rank that writes, and give up.
 
     Raises:
-        CheckpointError: the folder can't be used, on every rank; or a delta of `resumed_from` can't be read.
+        CheckpointError: the folder can't be used, or holds checkpoints that were committed after `resumed_from` was
+            chosen, on every rank; or a delta of `resumed_from` can't be read.
+        ConfigError: the folder belongs to another run; on every rank.
         ValueError: the shards aren't those of the layout.
     """
 
@@ -112,6 +116,7 @@ class CheckpointEngine:
         config: CheckpointConfig,
         optimizer: str,
         resumed_from: Chain | None = None,
+        run: RunIdentity | None = None,
         lossy_restores: int = 0,
         pinned: Collection[str] = (),
         staging: HostStaging,
@@ -130,7 +135,14 @@ class CheckpointEngine:
         storage = open_storage(location)
         ballot = Ballot(store, rank=rank, ranks=ranks, timeout_seconds=config.vote_timeout_seconds)
         start = open_start(
-            storage, ballot, rank=rank, layout=layout, tables=tables, optimizer=optimizer, resumed_from=resumed_from
+            storage,
+            ballot,
+            rank=rank,
+            layout=layout,
+            tables=tables,
+            optimizer=optimizer,
+            resumed_from=resumed_from,
+            run=run,
         )
         self._layout = layout
         self._layout_fingerprint = layout.fingerprint()

@@ -13,14 +13,15 @@ from dlrm_scale.checkpoint.chain.chain import Chain, check_format
 from dlrm_scale.checkpoint.chain.chain_search import ChainSearch, Path
 from dlrm_scale.checkpoint.chain.leases import removals_of
 from dlrm_scale.checkpoint.chain.schema_match import can_continue
-from dlrm_scale.checkpoint.chain.starts import newest_start
+from dlrm_scale.checkpoint.chain.starts import RunIdentity, check_owner, newest_start, start_name
 from dlrm_scale.checkpoint.files.file_names import parse_manifest_name
 from dlrm_scale.checkpoint.files.manifest import FORMAT_MAJOR, FORMAT_MINOR, FORMAT_NAME, ParentRecord, TableRecord
+from dlrm_scale.checkpoint.files.manifest_files import checkpoint_age, list_manifests, read_manifest
 from dlrm_scale.checkpoint.saving.commit import Ballot, ChainState
 from dlrm_scale.checkpoint.saving.policy import chain_of
 from dlrm_scale.checkpoint.storage.storage import Storage
 from dlrm_scale.checkpoint.upkeep.sweep import sweep_orphans
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import CheckpointError, ConfigError, DlrmScaleError
 from dlrm_scale.layout import ShardLayout
 
 __all__ = ["Start", "open_start"]
@@ -50,16 +51,24 @@ def open_start(
     tables: Sequence[TableRecord],
     optimizer: str,
     resumed_from: Chain | None,
+    run: RunIdentity | None = None,
 ) -> Start:
     """Rank 0 claims the next start number and sweeps leftovers; the others hear of it.
 
+    The claim fences off the trainer before, which may have committed until then. What it committed after this start
+    had chosen what to go on from is in no chain of this start, so it refuses to go on. What is linked after that look
+    is never acknowledged: its trainer looks for the fence once more (`commit_manifest`).
+
     Raises:
-        CheckpointError: the folder can't be written or has a newer format; on every rank.
+        CheckpointError: the folder can't be written, has a newer format, or holds checkpoints that `resumed_from`
+            doesn't know of; on every rank.
+        ConfigError: the folder belongs to another run; on every rank.
     """
     if rank != 0:
         message = ballot.await_start()
         if "error" in message:
-            raise CheckpointError(str(message["error"]))
+            kind = ConfigError if message["is_config"] else CheckpointError
+            raise kind(str(message["error"]), remedy=message["remedy"])
         return Start(
             number=int(message["number"]),
             next_seq=int(message["next_seq"]),
@@ -67,10 +76,14 @@ def open_start(
         )
     try:
         chain = _chain_state(storage, layout, tables, optimizer, resumed_from)
-        start = _claim(storage, layout, chain, ballot)
-    except (OSError, CheckpointError) as error:
-        text = error.message if isinstance(error, CheckpointError) else f"can't open checkpoints: {error}"
-        ballot.announce_start({"error": text})
+        start = _claim(storage, layout, chain, ballot, _resumed_here(storage, resumed_from), run)
+    except DlrmScaleError as error:
+        is_config = isinstance(error, ConfigError)
+        ballot.announce_start({"error": error.message, "remedy": error.remedy, "is_config": is_config})
+        raise
+    except OSError as error:
+        text = f"can't open checkpoints: {error}"
+        ballot.announce_start({"error": text, "remedy": None, "is_config": False})
         raise CheckpointError(text) from error
     ballot.announce_start(
         {"number": start.number, "next_seq": start.next_seq, "chain": start.chain.model_dump(mode="json")}
@@ -78,8 +91,18 @@ def open_start(
     return start
 
 
-def _claim(storage: Storage, layout: ShardLayout, chain: ChainState, ballot: Ballot) -> Start:
-    storage.make_folders("data", "manifests", "starts")
+def _claim(
+    storage: Storage,
+    layout: ShardLayout,
+    chain: ChainState,
+    ballot: Ballot,
+    resumed_from: Chain | None,
+    run: RunIdentity | None,
+) -> Start:
+    if run is not None:
+        check_owner(storage, run)  # before the claim: the other run's trainer isn't fenced off
+    # also the folders that `gc` needs on a disk that has no room for them any more
+    storage.make_folders("data", "manifests", "starts", "leases", "fences")
     text = json.dumps({"format": FORMAT_NAME, "major": FORMAT_MAJOR, "minor": FORMAT_MINOR})
     with suppress(FileExistsError):
         storage.write_durably("FORMAT", text.encode() + b"\n")
@@ -93,14 +116,19 @@ def _claim(storage: Storage, layout: ShardLayout, chain: ChainState, ballot: Bal
         "layout_fingerprint": layout.fingerprint(),
         "continues": chain.tip_name,
     }
+    if run is not None:
+        record |= {"run_id": run.id, "run_path": run.path}
     number = newest_start(storage) + 1
     while True:
         try:
-            storage.write_durably(f"starts/{number}.json", json.dumps({"start": number, **record}).encode() + b"\n")
+            storage.write_durably(start_name(number), json.dumps({"start": number, **record}).encode() + b"\n")
             break
         except FileExistsError:
             number += 1
     storage.sync_folder("starts")
+    if run is not None:
+        _refuse_to_share(storage, run, number)
+    _refuse_to_orphan(storage, resumed_from)
     sweep_orphans(storage, start=number, progress=ballot.progress)
     if not chain.needs_baseline and not _is_there(storage, chain, ballot):
         warnings.warn(
@@ -112,6 +140,40 @@ def _claim(storage: Storage, layout: ShardLayout, chain: ChainState, ballot: Bal
         chain = chain.model_copy(update={"needs_baseline": True})
     seqs = [numbers[0] for name in storage.list_names("manifests") if (numbers := parse_manifest_name(name))]
     return Start(number=number, next_seq=max(seqs, default=0) + 1, chain=chain)
+
+
+def _refuse_to_share(storage: Storage, run: RunIdentity, number: int) -> None:
+    """Two runs that were begun with one folder at the same moment: the later one gives its claim back."""
+    try:
+        check_owner(storage, run, below=number)
+    except ConfigError:
+        storage.remove(start_name(number))
+        storage.sync_folder("starts")
+        raise
+
+
+def _refuse_to_orphan(storage: Storage, resumed_from: Chain | None) -> None:
+    """See that nothing was committed since the chain was chosen; what was there then is left behind knowingly.
+
+    Raises:
+        CheckpointError: something was.
+    """
+    known = (0, 0) if resumed_from is None else checkpoint_age(resumed_from.newest_seen or resumed_from.name)
+    newer = [name for name in list_manifests(storage) if checkpoint_age(name) > known]
+    if not newer:
+        return
+    newest = read_manifest(storage, newer[-1]).manifest
+    what = newer[-1] if newest is None else f"step {newest.step} ({newer[-1]})"
+    if resumed_from is None:
+        chosen, without = "this start had found no checkpoint", ""
+    else:
+        chosen = f"this start had chosen to go on from step {resumed_from.step}"
+        without = f", or leave it behind with --resume {resumed_from.step}"
+    raise CheckpointError(
+        f"{storage.address}: another trainer has committed {what} after {chosen}; to go on would lose its steps",
+        remedy=f"start again with --resume auto, which goes on from there{without}; the other trainer can't commit any "
+        "more",
+    )
 
 
 def _is_there(storage: Storage, chain: ChainState, ballot: Ballot) -> bool:
@@ -135,6 +197,12 @@ def _chain_state(
     optimizer: str,
     resumed_from: Chain | None,
 ) -> ChainState:
-    if resumed_from is None or resumed_from.storage.address != storage.address:
+    here = _resumed_here(storage, resumed_from)
+    if here is None:
         return ChainState()
-    return chain_of(resumed_from, needs_baseline=not can_continue(resumed_from.tip, layout, tables, optimizer))
+    return chain_of(here, needs_baseline=not can_continue(here.tip, layout, tables, optimizer))
+
+
+def _resumed_here(storage: Storage, resumed_from: Chain | None) -> Chain | None:
+    """The chain, if it is in this folder."""
+    return resumed_from if resumed_from is not None and resumed_from.storage.address == storage.address else None
