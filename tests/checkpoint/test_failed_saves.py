@@ -257,16 +257,6 @@ def test_files_and_folders_are_synced_before_the_manifest_is_linked_and_after(tm
     assert ("sync_folder", "manifests") in done[link:]
 
 
-def test_a_big_file_is_synced_piece_by_piece_and_last_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlrm_scale.checkpoint.saving.snapshot.BLOCK_BYTES", 256)
-    monkeypatch.setattr("dlrm_scale.checkpoint.files.format.SYNC_BYTES", 2000)
-    trace = Trace()
-    outcome = _traced_run(tmp_path / "ck", trace, ranks=1).save(1)
-    done = [operation for operation, name in trace.operations if name == "data/00000001-s1a1-r0.safetensors"]
-    assert outcome.bytes // 2000 - 2 <= done.count("sync") <= outcome.bytes // 2000 + 1
-    assert done[-2:] == ["sync", "close"]
-
-
 def test_a_trainer_that_was_replaced_can_not_commit_and_stops(tmp_path: Path) -> None:
     root = tmp_path / "ck"
     zombie = Run(root, make_layout("row_wise", 2), make_truth(TABLES, ["row"]))

@@ -20,13 +20,13 @@ import xxhash
 from dlrm_scale.checkpoint.files.manifest import ITEM_BYTES, ErrorRecord, FileRecord, TensorRecord
 from dlrm_scale.checkpoint.storage.storage import ReadableFile, Storage
 from dlrm_scale.checkpoint.storage.store_calls import is_outage
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import CheckpointError, StorageError
 from dlrm_scale.units import MIB
 
 __all__ = [
     "BLOCK_BYTES",
     "DTYPE_NAMES",
-    "SYNC_BYTES",
+    "OUTAGE_REMEDY",
     "BlockReader",
     "DamagedFileError",
     "TensorSource",
@@ -38,9 +38,6 @@ __all__ = [
 
 BLOCK_BYTES = 8 * MIB
 """Bytes of weights that are written, read and hashed at a time."""
-
-SYNC_BYTES = 256 * MIB
-"""Written bytes after which a file is synced: one sync of all of a big file could take longer than the others wait."""
 
 DTYPE_NAMES = {
     torch.float64: "F64",
@@ -133,7 +130,6 @@ def write_file(
     with storage.create(name) as file:
         file_hash.update(header)
         file.write(memoryview(header))
-        unsynced = len(header)
         for source in ordered:
             tensor_hash = xxhash.xxh3_128()
             block_hashes: list[str] = []
@@ -145,10 +141,6 @@ def write_file(
                 tensor_hash.update(view)
                 block_hashes.append(xxhash.xxh3_128_hexdigest(view))
                 written += len(view)
-                unsynced += len(view)
-                if unsynced >= SYNC_BYTES:
-                    file.sync()
-                    unsynced = 0
                 progress()
             if written != source.size_bytes:
                 raise ValueError(f"{source.name} yielded {written} bytes instead of {source.size_bytes}")
@@ -181,10 +173,13 @@ class DamagedFileError(CheckpointError):
         self.file = file
 
 
+OUTAGE_REMEDY = "the storage doesn't answer or refuses, which is no damage: try again, or check its permissions"
+
+
 def unreadable(message: str, error: Exception, file: str) -> CheckpointError:
     """What to raise for a file that can't be read: damage, which other files may stand in for, or an outage."""
     if is_outage(error):
-        return CheckpointError(message, remedy="the storage doesn't answer, which is no damage: try again")
+        return StorageError(message, remedy=OUTAGE_REMEDY)
     return DamagedFileError(message, file=file)
 
 
@@ -210,7 +205,7 @@ class BlockReader:
 
         Raises:
             DamagedFileError: the bytes aren't those that were written.
-            CheckpointError: the storage doesn't answer.
+            StorageError: the storage doesn't answer.
         """
         buffer = torch.empty(self._record.size_bytes, dtype=torch.uint8)
         self._fill(buffer, 0, self._record.xxh3_128)

@@ -1,38 +1,151 @@
 """Checkpoints in a folder of a POSIX file system that all ranks share; see `Storage` for what an operation promises."""
 
 import os
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["LocalReadableFile", "LocalStorage", "LocalWritableFile"]
+from dlrm_scale.units import MIB
+
+__all__ = ["MOST_UNSYNCED_BYTES", "PIECE_BYTES", "LocalReadableFile", "LocalStorage", "LocalWritableFile"]
+
+PIECE_BYTES = 64 * MIB
+"""Written bytes that are synced at a time, while writing goes on."""
+
+MOST_UNSYNCED_BYTES = 256 * MIB
+"""What a file has un-synced at most: a sync of all of a big file could take longer than the others wait."""
 
 
 class LocalWritableFile:
-    """A new file that only grows. Written bytes are durable after `sync` and a sync of the folder."""
+    """A new file that only grows. Written bytes are durable after `sync` and a sync of the folder.
 
-    def __init__(self, descriptor: int, name: str) -> None:
-        self._descriptor = descriptor
+    A big file is synced in a thread of its own while it is written, so that the disk works from the beginning, little
+    is left for `sync`, and no sync takes long: whoever waits for the file sees it move on. Measured for 1.4 GB of
+    hashed blocks, beside syncs of 256 MiB by the writer itself: two thirds of the time at the same CPU.
+    O_DIRECT took longer, with its copy into aligned memory, and leaves nothing in memory for merges and restores.
+
+    Args:
+        descriptor: of the open file, which is this object's from now on.
+        name: of the file.
+        piece_bytes: un-synced bytes that are worth a sync in the background; a smaller file has no thread.
+        most_unsynced_bytes: `write` waits for the disk rather than have more; at least two pieces.
+    """
+
+    def __init__(self, descriptor: int, name: str, *, piece_bytes: int, most_unsynced_bytes: int) -> None:
+        # Less than a piece isn't synced, and a whole piece must fit beside it.
+        assert most_unsynced_bytes >= 2 * piece_bytes
         self.name = name
+        self._descriptor = descriptor
+        self._piece_bytes = piece_bytes
+        self._most_unsynced_bytes = most_unsynced_bytes
+        self._moved = threading.Condition()  # guards what follows
+        self._written_bytes = 0
+        self._synced_bytes = 0
+        self._ending = False
+        self._error: Exception | None = None
+        self._error_is_known = False
+        self._thread: threading.Thread | None = None
 
     def write(self, data: memoryview) -> None:
         """Append all of `data` (a flat view of bytes); short writes are continued.
 
         Raises:
-            OSError: no space, quota, I/O error.
+            OSError: no space, quota, I/O error, of this write or of an earlier one's sync.
         """
         while len(data):
-            data = data[os.write(self._descriptor, data) :]
+            piece = data[: self._piece_bytes]
+            self._await_room(len(piece))
+            count = os.write(self._descriptor, piece)
+            data = data[count:]
+            self._note_written(count)
 
     def sync(self) -> None:
-        """Make the content durable. After an error the file can't be trusted and is never synced again."""
-        os.fsync(self._descriptor)
+        """Make the content durable. After an error the file can't be trusted and is never synced again.
+
+        Linux tells an error of writing back to one sync alone, and the next one succeeds without the bytes (Rebello et
+        al., "Can Applications Recover from fsync Failures?", 2020). So no two syncs run at a time.
+        """
+        self._end_thread()
+        self._raise_error()
+        try:
+            os.fsync(self._descriptor)
+        except OSError as error:
+            self._error, self._error_is_known = error, True
+            raise
+        self._synced_bytes = self._written_bytes
 
     def close(self) -> None:
-        """Close the file; may raise a late I/O error."""
+        """Close the file; may raise a late I/O error, and that of a sync in the background that nobody was told of."""
+        self._end_thread()
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+        if not self._error_is_known:
+            self._raise_error()
+
+    def _await_room(self, size_bytes: int) -> None:
+        with self._moved:
+            self._moved.wait_for(
+                lambda: (
+                    self._error is not None
+                    or self._written_bytes + size_bytes - self._synced_bytes <= self._most_unsynced_bytes
+                )
+            )
+        self._raise_error()
+
+    def _note_written(self, count: int) -> None:
+        with self._moved:
+            self._written_bytes += count
+            if self._written_bytes - self._synced_bytes < self._piece_bytes:
+                return
+            if self._thread is None:
+                self._ending = False
+                # A daemon, as whoever writes may be: a disk that hangs doesn't keep the program from ending.
+                thread = threading.Thread(target=self._sync_pieces, name=f"sync {self.name}", daemon=True)
+                thread.start()
+                self._thread = thread
+            self._moved.notify_all()
+
+    def _sync_pieces(self) -> None:
+        while True:
+            with self._moved:
+                self._moved.wait_for(
+                    lambda: self._ending or self._written_bytes - self._synced_bytes >= self._piece_bytes
+                )
+                if self._ending:
+                    return
+                reached_bytes = self._written_bytes
+            error: Exception | None = None
+            try:
+                os.fdatasync(self._descriptor)
+            except Exception as raised:
+                error = raised
+            with self._moved:
+                if error is None:
+                    self._synced_bytes = reached_bytes
+                self._error = error
+                self._moved.notify_all()
+            if error is not None:
+                return
+
+    def _end_thread(self) -> None:
+        """Wait for the sync under way, if there is one; the next piece that is full starts another thread."""
+        with self._moved:
+            self._ending = True
+            self._moved.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _raise_error(self) -> None:
+        if self._error is None:
+            return
+        self._error_is_known = True
+        if isinstance(self._error, OSError):
+            text = f"{self._error.strerror or self._error} (when earlier bytes were synced)"
+            raise OSError(self._error.errno, text) from self._error
+        raise self._error
 
 
 class LocalReadableFile:
@@ -101,12 +214,20 @@ class LocalStorage:
             OSError: from the block or the end of it; the file is named in it.
         """
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        file = LocalWritableFile(os.open(self._path(name), flags, 0o644), name)
+        file = LocalWritableFile(
+            os.open(self._path(name), flags, 0o644),
+            name,
+            piece_bytes=PIECE_BYTES,
+            most_unsynced_bytes=MOST_UNSYNCED_BYTES,
+        )
         try:
             try:
                 yield file
-            finally:
-                file.close()
+            except BaseException:
+                with suppress(OSError):  # what ended the block is what the caller has to know
+                    file.close()
+                raise
+            file.close()
         except OSError as error:
             if error.filename is None:  # a descriptor's error knows no name, and users must know which disk is full
                 error.filename = str(self._path(name))
@@ -160,15 +281,28 @@ class LocalStorage:
         self._sync_path(self._path(name))
 
     def list_names(self, folder: str) -> list[str]:
-        """List the files of a folder as `folder/name`, sorted; a missing folder is empty."""
-        path = self._path(folder)
-        if not path.is_dir():
+        """List the files of a folder as `folder/name`, sorted; a missing folder is empty.
+
+        Raises:
+            OSError: it can't be read.
+        """
+        try:
+            entries = os.listdir(self._path(folder))
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted(f"{folder}/{entry}" for entry in os.listdir(path))
+        return sorted(f"{folder}/{entry}" for entry in entries)
 
     def exists(self, name: str) -> bool:
-        """Say whether a name is taken."""
-        return os.path.lexists(self._path(name))
+        """Say whether a name is taken.
+
+        Raises:
+            OSError: the folder can't be asked.
+        """
+        try:
+            os.lstat(self._path(name))  # `os.path.lexists` says no where it may not look
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def size_bytes(self, name: str) -> int:
         """Size of a file in bytes.
