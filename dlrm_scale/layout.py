@@ -15,10 +15,12 @@ A data-parallel table is replicated: one rectangle that every rank holds and ran
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
-
-import torch
+from typing import TYPE_CHECKING
 
 from dlrm_scale.schema import TableSpec
+
+if TYPE_CHECKING:  # planning for a described cluster needs layouts and no torch
+    import torch
 
 __all__ = ["LocalShard", "ShardLayout", "ShardRegion", "TableLayout"]
 
@@ -103,6 +105,6 @@ class LocalShard:
     """
 
     region: ShardRegion
-    weight: torch.Tensor
-    state: dict[str, torch.Tensor] = field(default_factory=dict)
+    weight: "torch.Tensor"
+    state: "dict[str, torch.Tensor]" = field(default_factory=dict)
     replicated: bool = False

@@ -9,6 +9,8 @@ from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.data.loading.loader import EvalLoader
 from dlrm_scale.errors import CheckpointError, DatasetError, TrainingError
 from dlrm_scale.install import check_install
+from dlrm_scale.models.tables import table_specs
+from dlrm_scale.scoring.scoring_plan import scoring_plan
 from dlrm_scale.sharding.eval_pipeline import EvalPipeline
 from dlrm_scale.sharding.pipeline import make_eval_pipeline
 from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
@@ -154,7 +156,8 @@ def restored_pipeline(
         PlanError: no plan, or not enough memory.
     """
     memory.check_dense()
-    model = build_on_ranks(config, dataset, ranks, memory.check)
+    config, plan, notes = scoring_plan(config, run, table_specs(config.model, dataset.table_rows), ranks)
+    model = build_on_ranks(config, dataset, ranks, memory.check, plan)
     location = RunFolder(path=Path(run)).checkpoints
     chain = agree_on_chain(location, ranks, step, manifest=manifest)
     if chain is None:
@@ -168,6 +171,7 @@ def restored_pipeline(
         position=False,
         next_best=lambda damaged: agree_on_chain(location, ranks, step, manifest=manifest, damaged=damaged),
     )
+    restored.notes.extend(notes)
     return restored, make_eval_pipeline(model.sharded, pipeline_kind(config, ranks.device))
 
 

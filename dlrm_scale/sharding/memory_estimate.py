@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from dlrm_scale.layout import ShardLayout, ShardRegion
-from dlrm_scale.sharding.plan_file import state_bytes
+from dlrm_scale.sharding.plan_rows import state_bytes
 
 __all__ = ["TableMemory", "table_memory"]
 

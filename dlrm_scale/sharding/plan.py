@@ -1,4 +1,4 @@
-"""Making a sharding plan on one rank, and describing it as a layout."""
+"""Making or reading a sharding plan on one rank, for all of them."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -16,20 +16,21 @@ from torchrec.distributed.planner.types import (
     TopologyFactory,
     TrainerConfig,
 )
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 from dlrm_scale.config import Config
-from dlrm_scale.errors import DlrmScaleError, PlanError
+from dlrm_scale.errors import ConfigError, DlrmScaleError, PlanError
 from dlrm_scale.host_memory import host_memory
-from dlrm_scale.layout import ShardLayout, ShardRegion, TableLayout
 from dlrm_scale.schema import TableSpec
-from dlrm_scale.sharding.plan_file import state_bytes
+from dlrm_scale.sharding.given_plan import check_given_plan, plan_path
+from dlrm_scale.sharding.plan_file import PlanFile, load_plan, plan_of_layout
+from dlrm_scale.sharding.plan_rows import state_bytes
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.sharding.rules import allowed_types, device_memory_bytes
 from dlrm_scale.sharding.sharder import TableSharder
+from dlrm_scale.sharding.torchrec_plan import layout_of
 from dlrm_scale.units import format_bytes, format_count
 
-__all__ = ["check_agreement", "check_equal_requests", "layout_of", "make_plan"]
+__all__ = ["check_agreement", "check_equal_requests", "make_plan"]
 
 _RESERVED_SHARE = 0.15
 """Of a device's memory, kept for the dense part, batches and buffers."""
@@ -43,8 +44,9 @@ def make_plan(
     ranks: Ranks,
     *,
     host_ranks: int,
-) -> ShardingPlan:
-    """Let rank 0 plan and give every rank its plan. A collective: all ranks call it.
+    given: PlanFile | None = None,
+) -> PlanFile:
+    """Let rank 0 plan, or read a plan, and give it to every rank. A collective: all ranks call it.
 
     Args:
         model: with its `EmbeddingBagCollection` on the meta device.
@@ -53,16 +55,19 @@ def make_plan(
         sharder: what shards the tables.
         ranks: this process among the others.
         host_ranks: ranks that count as one host.
+        given: on rank 0, a plan that goes before `sharding.plan`.
 
     Raises:
-        ConfigError: see `rules.allowed_types`.
-        PlanError: a type isn't allowed, or nothing fits. Raised on every rank.
+        ConfigError: see `rules.allowed_types`, and `given_plan.check_given_plan` for a plan from a file.
+        PlanError: a type isn't allowed, nothing fits, or the file's plan is for something else. Raised on every rank.
     """
     types = allowed_types(tables, config, ranks.device.type, ranks.ranks)
     answer: object = None
     if ranks.rank == 0:
         try:
-            answer = _plan(model, tables, types, config, sharder, ranks, host_ranks)
+            answer = _read(given, tables, config, ranks, host_ranks)
+            if answer is None:
+                answer = _plan(model, tables, types, config, sharder, ranks, host_ranks)
         except DlrmScaleError as error:
             answer = error
         except Exception as error:
@@ -71,7 +76,7 @@ def make_plan(
     answer = ranks.broadcast_object(answer)
     if isinstance(answer, DlrmScaleError):
         raise answer
-    assert isinstance(answer, ShardingPlan)
+    assert isinstance(answer, PlanFile)
     return answer
 
 
@@ -83,7 +88,10 @@ def check_equal_requests(tables: Sequence[TableSpec], config: Config, ranks: Ran
     Raises:
         PlanError: on every rank, naming the ranks that differ.
     """
-    asked = repr((tuple(tables), config.sharding, config.sparse_optimizer, ranks.device.type, ranks.local_ranks))
+    # Only rank 0 reads a plan's file: other hosts may have it elsewhere, or not at all.
+    path = plan_path(config.sharding)
+    sharding = config.sharding if path is None else config.sharding.model_copy(update={"plan": "a file"})
+    asked = repr((tuple(tables), sharding, config.sparse_optimizer, ranks.device.type, ranks.local_ranks))
     fingerprint = hashlib.sha256(asked.encode()).hexdigest()
     check_agreement(fingerprint, "tables, sharding config, device or ranks a host", ranks)
 
@@ -103,42 +111,22 @@ def check_agreement(fingerprint: str, what: str, ranks: Ranks) -> None:
         )
 
 
-def layout_of(plan: ShardingPlan, tables: Sequence[TableSpec], ranks: int) -> ShardLayout:
-    """Describe a plan in global coordinates, without TorchRec's types.
-
-    Args:
-        plan: of a model with these tables.
-        tables: the order of the layout's tables.
-        ranks: how many ranks the plan is for.
-    """
-    parameters = {
-        name: parameter
-        for module in plan.plan.values()
-        if isinstance(module, EmbeddingModuleShardingPlan)
-        for name, parameter in module.items()
-    }
-    return ShardLayout(ranks=ranks, tables=tuple(_table_layout(t, parameters[t.name]) for t in tables))
-
-
-def _table_layout(table: TableSpec, parameter) -> TableLayout:  # type: ignore[no-untyped-def]
-    if parameter.sharding_type == "data_parallel":
-        whole = ShardRegion(
-            table=table.name, row_start=0, row_end=table.rows, column_start=0, column_end=table.dim, rank=0
-        )
-        return TableLayout(spec=table, sharding_type="data_parallel", regions=(whole,), replicated=True)
-    regions = [
-        ShardRegion(
-            table=table.name,
-            row_start=shard.shard_offsets[0],
-            row_end=shard.shard_offsets[0] + shard.shard_sizes[0],
-            column_start=shard.shard_offsets[1],
-            column_end=shard.shard_offsets[1] + shard.shard_sizes[1],
-            rank=shard.placement.rank(),
-        )
-        for shard in parameter.sharding_spec.shards
-    ]
-    regions.sort(key=lambda r: (r.row_start, r.column_start, r.row_end, r.rank))
-    return TableLayout(spec=table, sharding_type=parameter.sharding_type, regions=tuple(regions))
+def _read(
+    given: PlanFile | None, tables: Sequence[TableSpec], config: Config, ranks: Ranks, host_ranks: int
+) -> PlanFile | None:
+    """Take a plan that is there already; None if TorchRec is to make one."""
+    path = plan_path(config.sharding)
+    if given is None:
+        if config.sharding.plan == "auto":
+            raise ConfigError(
+                'sharding.plan = "auto" needs a planner, and none was asked here',
+                remedy='make a plan with `dlrm-scale plan -o FILE` and set sharding.plan = "FILE"',
+            )
+        if path is None:
+            return None
+        given = load_plan(path)
+    check_given_plan(given, tables, config, ranks=ranks.ranks, ranks_per_host=host_ranks)
+    return given
 
 
 def _plan(
@@ -149,7 +137,7 @@ def _plan(
     sharder: TableSharder,
     ranks: Ranks,
     host_ranks: int,
-) -> ShardingPlan:
+) -> PlanFile:
     memory_bytes = _device_memory_bytes(config, ranks)
     on_gpu = ranks.device.type == "cuda"
     topology = TopologyFactory.create_topology(
@@ -172,9 +160,17 @@ def _plan(
         debug=False,
     )
     try:
-        return planner.plan(model, [sharder])
+        made = planner.plan(model, [sharder])
     except PlannerError as error:
         raise _does_not_fit(tables, types, config, ranks.ranks, memory_bytes) from error
+    return plan_of_layout(
+        layout_of(made, tables, ranks.ranks),
+        planner="torchrec",
+        ranks_per_host=host_ranks,
+        optimizer=config.sparse_optimizer.kind,
+        batch_size_per_rank=batch_size,
+        packages=("torchrec",),
+    )
 
 
 def _does_not_fit(

@@ -20,8 +20,9 @@ from dlrm_scale.sharding.exchange_precision import exchange_codecs
 from dlrm_scale.sharding.gradient_sum import sum_in_rank_order
 from dlrm_scale.sharding.hosts import host_groups, ranks_per_host
 from dlrm_scale.sharding.memory_pages import keep_freed_memory, on_huge_pages
-from dlrm_scale.sharding.plan import check_agreement, check_equal_requests, layout_of, make_plan
-from dlrm_scale.sharding.plan_file import plan_rows
+from dlrm_scale.sharding.plan import check_agreement, check_equal_requests, make_plan
+from dlrm_scale.sharding.plan_file import PlanFile
+from dlrm_scale.sharding.plan_rows import plan_rows
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.sharding.rules import allowed_types
 from dlrm_scale.sharding.sharder import TableSharder
@@ -34,6 +35,7 @@ from dlrm_scale.sharding.table_kernels import (
 )
 from dlrm_scale.sharding.table_threads import look_up_in_threads
 from dlrm_scale.sharding.third_party_logs import quiet_start_up
+from dlrm_scale.sharding.torchrec_plan import torchrec_plan
 from dlrm_scale.sharding.touched_lookups import mark_lookups, union_replicated
 from dlrm_scale.touched_rows import TouchedRows
 
@@ -51,6 +53,7 @@ class ShardedModel:
 
     Attributes:
         module: call it with a `Batch`.
+        plan: how tables were to be sharded, and who planned it.
         layout: which rank holds what; equal on all ranks.
         ranks: this process among the others.
         local_shards: this rank's shards as live views, in the order of `layout.regions_of_rank`; writing into
@@ -65,6 +68,7 @@ class ShardedModel:
     """
 
     module: DistributedModelParallel
+    plan: PlanFile
     layout: ShardLayout
     ranks: Ranks
     local_shards: list[LocalShard]
@@ -193,6 +197,7 @@ def shard_model(
     config: Config,
     ranks: Ranks,
     before_allocation: Callable[[ShardLayout], None] = lambda layout: None,
+    given: PlanFile | None = None,
 ) -> ShardedModel:
     """Plan, shard and wrap a model. A collective: all ranks call it with equal arguments.
 
@@ -204,6 +209,7 @@ def shard_model(
             `train.gradient_clip_norm` are read.
         ranks: this process among the others.
         before_allocation: called with the plan before a table has memory; it may refuse, on all ranks alike.
+        given: a plan that goes before `sharding.plan`; rank 0's counts.
 
     Raises:
         ConfigError: a key of `sharding` that doesn't fit the model or the ranks.
@@ -218,16 +224,18 @@ def shard_model(
         codecs = exchange_codecs(config.sharding.all_to_all_precision, rows_per_rank, ranks.device)
         sharder = TableSharder(config.sparse_optimizer, codecs)
         with host_groups(host_ranks, ranks):
-            plan = make_plan(model, tables, config, sharder, ranks, host_ranks=host_ranks)
-            layout = layout_of(plan, tables, ranks.ranks)
+            plan = make_plan(model, tables, config, sharder, ranks, host_ranks=host_ranks, given=given)
+            layout = plan.layout([table.name for table in tables])
             check_agreement(layout.fingerprint(), "sharding plan", ranks)
             before_allocation(layout)
-            module = _distribute(model, plan, sharder, ranks)
+            spread = torchrec_plan(layout, model, ranks.device.type, host_ranks)
+            module = _distribute(model, spread, sharder, ranks)
     kernels = table_kernels(module.module, ranks.rank)
     dense, buffers = _dense_tensors(module.module)
     table_optimizer = _table_optimizer(kernels, config.sparse_optimizer)
     sharded = ShardedModel(
         module=module,
+        plan=plan,
         layout=layout,
         ranks=ranks,
         local_shards=local_shards(kernels, layout, ranks.rank, table_optimizer),

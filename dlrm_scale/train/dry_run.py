@@ -11,7 +11,7 @@ from dlrm_scale.data.loading.loader import TrainLoader
 from dlrm_scale.errors import ConfigError, PlanError
 from dlrm_scale.install import check_install
 from dlrm_scale.layout import ShardLayout
-from dlrm_scale.sharding.plan_file import plan_rows
+from dlrm_scale.sharding.plan_rows import plan_rows
 from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
 from dlrm_scale.train.feature_mapping import check_feature_mapping
 from dlrm_scale.train.memory.memory_check import MemoryCheck, RankMemory, describe_memory

@@ -3,7 +3,7 @@
 runs/a/
   config.toml       the resolved config
   run.json          what the run was made from
-  plan.json         the sharding plan of the last start
+  plan.json         the sharding plan of the last start (`sharding.plan_file`)
   log.jsonl         one JSON object a log step, appended
   tensorboard/      curves
   checkpoints/      see `checkpoint`; elsewhere with checkpoint.path
@@ -29,6 +29,7 @@ from dlrm_scale.errors import ConfigError
 from dlrm_scale.models.tables import check_model
 from dlrm_scale.recipes import checkpoint_location, find_checkpoints, load_config, read_overrides, write_config
 from dlrm_scale.recipes.load import differing
+from dlrm_scale.sharding.given_plan import plan_path
 from dlrm_scale.sharding.rules import check_sharding
 from dlrm_scale.train.memory.staging_plan import staging_memory_bytes
 from dlrm_scale.train.micro_batch_rows import check_micro_batches
@@ -295,6 +296,8 @@ def _continue(
     config = _absolute(load_config(folder.config, overrides))
     changes = dict(differing(saved, config))
     changes.pop("run.path", None)
+    if "sharding.plan" not in changes:
+        config = _with_own_plan(config, folder)
     unsafe = [_refusal(path, *values) for path, values in changes.items() if _why_unsafe(path)]
     if unsafe:
         raise ConfigError(
@@ -308,6 +311,14 @@ def _continue(
         warm_start=first_warm_start,
         changes=tuple((path, before, after) for path, (before, after) in changes.items()),
     )
+
+
+def _with_own_plan(config: Config, folder: RunFolder) -> Config:
+    """Resume with the plan that the run trained with, wherever its folder is now and whatever became of the file."""
+    if plan_path(config.sharding) is None or not folder.plan.is_file():
+        return config
+    own = {"plan": str(folder.plan.absolute())}
+    return config.model_copy(update={"sharding": config.sharding.model_copy(update=own)})
 
 
 def _why_unsafe(path: str) -> str | None:
@@ -324,10 +335,13 @@ def _absolute(config: Config) -> Config:
     checkpoint: Mapping[str, object] = {}
     if config.checkpoint.path and "://" not in config.checkpoint.path:
         checkpoint = {"path": str(Path(config.checkpoint.path).absolute())}
+    plan = plan_path(config.sharding)
+    sharding: Mapping[str, object] = {} if plan is None else {"plan": str(plan.absolute())}
     return config.model_copy(
         update={
             "data": config.data.model_copy(update=data),
             "run": config.run.model_copy(update=run),
             "checkpoint": config.checkpoint.model_copy(update=checkpoint),
+            "sharding": config.sharding.model_copy(update=sharding),
         }
     )

@@ -19,9 +19,11 @@ from dlrm_scale.models.dense_part import DensePart
 from dlrm_scale.models.initial_rows import fill_initial_rows
 from dlrm_scale.models.tables import table_specs
 from dlrm_scale.schema import TableSpec
+from dlrm_scale.sharding.plan_file import PlanFile
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.sharding.shard import ShardedModel, shard_model
 from dlrm_scale.train.tf32 import check_tf32
+from dlrm_scale.units import format_count
 
 __all__ = [
     "ModelOnRanks",
@@ -31,6 +33,7 @@ __all__ = [
     "device_kind",
     "exchange_notes",
     "pipeline_kind",
+    "plan_notes",
     "precision_notes",
     "set_threads",
 ]
@@ -79,6 +82,7 @@ def build_on_ranks(
     dataset: Dataset,
     ranks: Ranks,
     before_allocation: Callable[[ShardLayout], None] = lambda layout: None,
+    given: PlanFile | None = None,
 ) -> ModelOnRanks:
     """Build the model for a dataset's tables and shard it; tables hold no values yet.
 
@@ -89,6 +93,7 @@ def build_on_ranks(
         dataset: its manifest sets the rows of the tables.
         ranks: the process group.
         before_allocation: called with the plan before a table has memory; it may refuse, on all ranks alike.
+        given: a plan that goes before `sharding.plan`; rank 0's counts.
 
     Raises:
         ConfigError: a model that can't be built, TF32 on CPU, PlanError: a plan that isn't allowed.
@@ -98,7 +103,7 @@ def build_on_ranks(
         torch.backends.cuda.matmul.allow_tf32 = config.train.tf32
     tables = table_specs(config.model, dataset.table_rows)
     model = build_model(config.model, tables, train=config.train)
-    sharded = shard_model(model, tables, config, ranks, before_allocation)
+    sharded = shard_model(model, tables, config, ranks, before_allocation, given)
     return ModelOnRanks(sharded=sharded, tables=tables)
 
 
@@ -128,6 +133,20 @@ def exchange_notes(config: Config, layout: ShardLayout) -> list[str]:
     else:
         return []
     return [f'warning: sharding.all_to_all_precision = "{precision}" does nothing: {why}']
+
+
+def plan_notes(config: Config, plan: PlanFile, ranks: Ranks) -> list[str]:
+    """Say where a plan came from that TorchRec didn't make now, and what its prediction doesn't hold for."""
+    if config.sharding.plan == "torchrec":
+        return []
+    notes = [f"sharding plan from {config.sharding.plan}, made by {plan.planner}"]
+    rows = max(1, config.data.batch_size // ranks.ranks)
+    if plan.prediction is not None and plan.batch_size_per_rank != rows:
+        notes.append(
+            f"the plan was made for {format_count(plan.batch_size_per_rank)} rows a rank, and a batch has "
+            f"{format_count(rows)}: another plan may be faster"
+        )
+    return notes
 
 
 def compile_layers(model: ModelOnRanks, config: Config, ranks: Ranks) -> list[str]:

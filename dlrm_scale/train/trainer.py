@@ -17,6 +17,7 @@ from dlrm_scale.data.loading.loader import EvalLoader, TrainLoader
 from dlrm_scale.errors import ConfigError, TrainingError
 from dlrm_scale.install import check_install
 from dlrm_scale.layout import ShardLayout
+from dlrm_scale.sharding.given_plan import plan_path
 from dlrm_scale.sharding.pipeline import make_eval_pipeline, make_train_pipeline
 from dlrm_scale.sharding.plan_file import save_plan
 from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
@@ -54,6 +55,7 @@ from dlrm_scale.train.setup import (
     device_kind,
     exchange_notes,
     pipeline_kind,
+    plan_notes,
     precision_notes,
     set_threads,
 )
@@ -155,6 +157,7 @@ def _train_on(
     sharded = model.sharded
     notes = [f"changed by --set: {path} from {before} to {after}" for path, before, after in request.changes]
     notes += [f"warning: {warning}" for warning in memory.warnings]
+    notes += plan_notes(config, sharded.plan, ranks)
     notes += [*precision_notes(config, ranks.device), *exchange_notes(config, sharded.layout)]
     notes += compile_layers(model, config, ranks)
     restored = fill_model(model, chain, continues, dataset, request, ranks, notes)
@@ -314,6 +317,8 @@ def check_equal_runs(request: RunRequest, dataset: Dataset, ranks: Ranks) -> Non
     values["run"].pop("path")
     values["data"].pop("path")
     values["checkpoint"].pop("path")
+    if plan_path(request.config.sharding) is not None:
+        values["sharding"]["plan"] = "a file"
     init = None if request.warm_start is None else request.warm_start.options
     mine = {"config": values, "resume": request.resume, "init": init, "data": dataset.fingerprint}
     views = ranks.gather_objects(mine)
@@ -350,7 +355,7 @@ def _open_folder(
                 folder.save_config(request.config)
             else:
                 folder.claim(request.config, request.source, request.warm_start)
-            save_plan(folder.plan, model.sharded.layout)
+            save_plan(folder.plan, model.sharded.plan)
             report = RunReport(folder, total_steps, start_step)
         except ConfigError as error:
             failure = error

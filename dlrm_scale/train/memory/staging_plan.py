@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from dlrm_scale.config import CheckpointConfig, Config
 from dlrm_scale.errors import ConfigError
 from dlrm_scale.layout import ShardLayout, ShardRegion
-from dlrm_scale.sharding.plan_file import state_bytes
+from dlrm_scale.sharding.plan_rows import state_bytes
 from dlrm_scale.units import format_bytes, parse_bytes
 
 __all__ = ["FREE_SHARE", "StagingNeed", "StagingPlan", "describe_staging", "plan_staging", "staging_memory_bytes"]
