@@ -151,10 +151,10 @@ class ShardingConfig(_Section):
     """How tables are spread over ranks."""
 
     plan: Annotated[str, Field(min_length=1)] = "torchrec"
-    """Who decides. torchrec: its planner, among the types that `kind` and `tables` leave. A path: the plan in this file,
-    from `dlrm-scale plan`, which decides for every table; `kind` and `tables` may repeat it, anything else is refused,
-    as is a plan for other tables, ranks, hosts or another optimizer. A run keeps its plan in its folder and resumes
-    with it."""
+    """Who decides. torchrec: its planner, among the types that `kind` and `tables` leave. A path: the plan in this file
+    of `dlrm-scale plan`, which decides for every table; `kind` and `tables` may repeat it, anything else is refused, as
+    is a plan for other tables, ranks, hosts or another optimizer. A run keeps its plan in its folder and resumes with
+    it."""
     kind: Literal[ShardingType, "auto"] = "auto"
     """One sharding type for all tables, or auto: the planner chooses for each table."""
     tables: dict[str, ShardingType] = Field(default_factory=dict)
