@@ -8,6 +8,7 @@ __all__ = [
     "DlrmScaleError",
     "InstallError",
     "PlanError",
+    "StorageError",
     "TrainingError",
 ]
 
@@ -64,6 +65,12 @@ class CheckpointError(DlrmScaleError):
     """A checkpoint that is missing, damaged or doesn't fit the model."""
 
     exit_code = 4
+
+
+class StorageError(CheckpointError):
+    """A storage of checkpoints, or of what is made of them, that doesn't answer, refuses or is full: no damage."""
+
+    exit_code = 1
 
 
 class TrainingError(DlrmScaleError):

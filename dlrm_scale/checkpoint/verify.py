@@ -5,10 +5,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dlrm_scale.checkpoint.chain.chain import Chain, find_chain, open_step
-from dlrm_scale.checkpoint.files.file_names import parse_manifest_name
+from dlrm_scale.checkpoint.files.file_names import checkpoint_name, parse_manifest_name
 from dlrm_scale.checkpoint.files.format import file_fault
 from dlrm_scale.checkpoint.files.manifest import Manifest, ParentRecord
-from dlrm_scale.checkpoint.files.manifest_files import check_format, checkpoint_age, list_manifests, read_manifests
+from dlrm_scale.checkpoint.files.manifest_files import (
+    ManifestFile,
+    check_format,
+    list_manifests,
+    no_checkpoint,
+    read_manifests,
+)
 from dlrm_scale.checkpoint.storage.storage import Location, Storage, open_storage
 from dlrm_scale.errors import CheckpointError
 
@@ -101,25 +107,57 @@ def list_checkpoints(location: Location) -> list[CheckpointRow]:
     return rows
 
 
-def read_checkpoint(location: Location, seq: int) -> Manifest:
-    """Read the manifest with a sequence number, the newest start's if there are several.
+def read_checkpoint(location: Location, which: str | int) -> Manifest:
+    """Read the manifest of one checkpoint.
+
+    Args:
+        location: of the checkpoints.
+        which: its step; `latest`, or `previous` for the one before that; or its name, with `manifests/` and `.json` or
+            without. Of several checkpoints of a step the newest counts, and the trainer's own manifest before merges
+            that are equal to it.
 
     Raises:
         CheckpointError: there is none, or it is damaged.
     """
     storage = _open(location)
-    files = [f for f in read_manifests(storage) if (parse_manifest_name(f.name) or (-1,))[0] == seq]
+    files = read_manifests(storage)
     if not files:
+        raise no_checkpoint(storage)
+    word = str(which)
+    if word in ("latest", "previous"):
+        found = _counted_back(files, 0 if word == "latest" else 1)
+    elif word.isdecimal():
+        found = _newest([f for f in files if f.manifest is not None and f.manifest.step == int(word)])
+    else:
+        name = f"manifests/{word.removeprefix('manifests/').removesuffix('.json')}.json"
+        found = [f for f in files if f.name == name] or [f for f in files if checkpoint_name(f.name) == name]
+    if not found:
+        unread = "".join(f"\n  {file.reason}" for file in files if file.reason is not None)
+        known = sorted({file.manifest.step for file in files if file.manifest is not None})
+        what = {"latest": "no checkpoint", "previous": "only one checkpoint"}.get(word, f"no checkpoint {word}")
         raise CheckpointError(
-            f"{storage.address} has no checkpoint {seq}", remedy="list them with `dlrm-scale checkpoint ls`"
+            f"{storage.address} has {what if not word.isdecimal() else f'no checkpoint of step {word}'}{unread}",
+            remedy=f"name one of these steps: {', '.join(map(str, known)) or 'none'}; or a name that "
+            "`dlrm-scale checkpoint ls` lists",
         )
-    # The trainer's own goes before merges that are equal to it.
-    newest = [f for f in files if checkpoint_age(f.name) == checkpoint_age(files[-1].name)]
-    own = [f for f in newest if f.manifest is not None and f.manifest.merge is None]
-    chosen = (own or [f for f in newest if f.manifest is not None] or newest)[-1]
+    own = [f for f in found if f.manifest is not None and f.manifest.merge is None]
+    chosen = (own or [f for f in found if f.manifest is not None] or found)[-1]
     if chosen.manifest is None:
-        raise CheckpointError(str(chosen.reason))
+        raise CheckpointError(
+            str(chosen.reason), remedy="put it back from a copy, or name another: `dlrm-scale checkpoint ls` lists them"
+        )
     return chosen.manifest
+
+
+def _newest(files: list[ManifestFile]) -> list[ManifestFile]:
+    """Of manifests, the oldest first, those that stand for the newest checkpoint among them."""
+    return [file for file in files if checkpoint_name(file.name) == checkpoint_name(files[-1].name)]
+
+
+def _counted_back(files: list[ManifestFile], back: int) -> list[ManifestFile]:
+    """The manifests of the newest checkpoint, or of the one that is so many before it."""
+    names = list(dict.fromkeys(checkpoint_name(file.name) for file in files))
+    return [file for file in files if checkpoint_name(file.name) == names[-1 - back]] if back < len(names) else []
 
 
 def chain_of_step(location: Location, step: int | None) -> Chain:
@@ -132,7 +170,7 @@ def chain_of_step(location: Location, step: int | None) -> Chain:
     if step is None:
         chain = find_chain(storage)
         if chain is None:
-            raise CheckpointError(f"{storage.address} holds no checkpoint", remedy="name a run that has saved one")
+            raise no_checkpoint(storage)
         return chain
     return open_step(storage, step)
 
@@ -167,7 +205,7 @@ def data_bytes(location: Location) -> int:
 def _open(location: Location) -> Storage:
     storage = open_storage(location)
     if not storage.exists("manifests"):
-        raise CheckpointError(f"{storage.address} holds no checkpoints", remedy="name a run's folder, as in runs/a")
+        raise no_checkpoint(storage)
     check_format(storage)
     return storage
 

@@ -9,8 +9,6 @@ import typer
 
 from dlrm_scale import __version__
 from dlrm_scale.cli.checkpoint import app as checkpoint_commands
-from dlrm_scale.cli.checkpoint_export import export
-from dlrm_scale.cli.checkpoint_merge import gc, merge, pin, unpin
 from dlrm_scale.cli.dataset import app as dataset_commands
 from dlrm_scale.cli.demo import demo
 from dlrm_scale.cli.diagnose import diagnose
@@ -54,9 +52,6 @@ app.command("evaluate")(evaluate)
 app.command("predict")(predict)
 app.command("diagnose")(diagnose)
 app.command("demo")(demo)
-checkpoint_commands.command()(export)
-for command in (merge, gc, pin, unpin):
-    checkpoint_commands.command()(command)
 app.add_typer(checkpoint_commands, name="checkpoint")
 app.add_typer(dataset_commands, name="dataset")
 

@@ -1,12 +1,20 @@
 """`dlrm-scale checkpoint export`: a checkpoint for other programs."""
 
-import json
 import time
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from dlrm_scale.cli.checkpoint_words import AsJson, Run, counted, print_json
+
+if TYPE_CHECKING:
+    from dlrm_scale.checkpoint.chain.chain import Chain
+    from dlrm_scale.checkpoint.export import Contents
+    from dlrm_scale.checkpoint.storage.storage import Storage
 
 __all__ = ["Format", "export"]
 
@@ -20,7 +28,7 @@ class Format(StrEnum):
 
 
 def export(
-    run: Annotated[str, typer.Argument(help="Folder of a run or of checkpoints, or their URL.", metavar="RUN")],
+    run: Run,
     to: Annotated[
         Format,
         typer.Option(
@@ -30,14 +38,15 @@ def export(
     ],
     out: Annotated[Path, typer.Option(help="New file or folder; it appears whole, or not at all.")],
     step: Annotated[int | None, typer.Option(help="Checkpoint of this step. Default: the newest.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Write a checkpoint as one safetensors file, as Parquet or for torch.distributed.checkpoint, table by table."""
+    """Write a checkpoint as one safetensors file, as Parquet or for torch.distributed.checkpoint, table by table.
+
+    Exits with 4 where the newest checkpoint, or that of --step, is damaged and no other files have its rows: an older
+    one is taken only by its step.
+    """
     from dlrm_scale.checkpoint import export as formats
-    from dlrm_scale.checkpoint.chain.leases import hold_chain
     from dlrm_scale.checkpoint.storage.storage import open_storage
-    from dlrm_scale.checkpoint.verify import chain_of_step
-    from dlrm_scale.cli.byte_progress import ByteProgress
     from dlrm_scale.recipes import find_checkpoints
     from dlrm_scale.units import format_bytes, format_count, format_seconds
 
@@ -46,12 +55,8 @@ def export(
         Format.parquet: formats.export_parquet,
         Format.dcp: formats.export_dcp,
     }[to]
-    storage = open_storage(find_checkpoints(run))
     began = time.perf_counter()
-    with hold_chain(storage, lambda: chain_of_step(storage, step)) as chain:
-        assert chain is not None
-        with ByteProgress("exporting", chain.size_bytes) as bar:
-            size = write(formats.Contents(chain, bar.advance), out)
+    chain, size = _write(open_storage(find_checkpoints(run)), step, lambda contents: write(contents, out))
     seconds = time.perf_counter() - began
     rows = sum(table.rows for table in chain.tip.tables)
     if as_json:
@@ -65,9 +70,52 @@ def export(
             "bytes": size,
             "seconds": seconds,
         }
-        typer.echo(json.dumps(result, indent=2))
+        print_json(result)
         return
     typer.echo(
-        f"{out}: step {chain.step}, {format_count(rows)} rows of {len(chain.tip.tables)} tables, {format_bytes(size)} "
-        f"in {format_seconds(seconds)}"
+        f"{out}: step {chain.step}, {format_count(rows)} rows of {counted(len(chain.tip.tables), 'table')}, "
+        f"{format_bytes(size)} in {format_seconds(seconds)}"
     )
+
+
+def _write(storage: "Storage", step: int | None, write: "Callable[[Contents], int]") -> "tuple[Chain, int]":
+    """Export the checkpoint; by other files with the same rows where some are damaged. Returns what was read."""
+    from dlrm_scale.checkpoint import export as formats
+    from dlrm_scale.checkpoint.chain.leases import hold_chain
+    from dlrm_scale.checkpoint.files.format import DamagedFileError
+    from dlrm_scale.cli.byte_progress import ByteProgress
+
+    damaged: dict[str, str] = {}
+    wanted: Chain | None = None
+    while True:
+        with hold_chain(storage, partial(_choose, storage, step, wanted, damaged)) as chain:
+            assert chain is not None
+            wanted = chain
+            for detour in chain.detours:
+                typer.echo(f"note: read without a damaged file: {detour}", err=True)
+            try:
+                with ByteProgress("exporting", chain.size_bytes) as bar:
+                    return chain, write(formats.Contents(chain, bar.advance))
+            except DamagedFileError as error:
+                if error.file in damaged:
+                    raise
+                damaged[error.file] = error.message
+
+
+def _choose(storage: "Storage", step: int | None, wanted: "Chain | None", damaged: Mapping[str, str]) -> "Chain":
+    from dlrm_scale.checkpoint.chain.chain import open_chain
+    from dlrm_scale.checkpoint.chain.damage import damage_met, lost_steps
+    from dlrm_scale.checkpoint.verify import chain_of_step
+    from dlrm_scale.errors import CheckpointError, StorageError
+
+    if wanted is None:
+        chain = chain_of_step(storage, step)
+        if step is None and chain.skipped:
+            raise lost_steps(chain)
+        return chain
+    try:
+        return open_chain(storage, wanted.name, damaged=damaged)
+    except StorageError:
+        raise
+    except CheckpointError as error:
+        raise damage_met(wanted, damaged) from error

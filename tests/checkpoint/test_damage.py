@@ -305,10 +305,10 @@ def test_the_commands_list_and_show_a_sound_run(history: tuple[Path, dict[int, T
     rows = json.loads(runner.invoke(app, ["ls", str(history[0]), "--json"]).output)
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5]
     assert {row["state"] for row in rows} == {"ok"}
-    shown = json.loads(runner.invoke(app, ["show", str(history[0].parent), "2", "--json"]).output)
+    shown = json.loads(runner.invoke(app, ["show", str(history[0].parent), "1", "--json"]).output)
     assert (shown["kind"], shown["step"]) == ("delta", 1)
     assert {table["name"]: table["rows_written"] for table in shown["tables"]} == {"C1": 2, "C2": 0, "C3": 30, "C4": 0}
-    assert runner.invoke(app, ["show", str(history[0].parent), "2"]).exit_code == 0
+    assert runner.invoke(app, ["show", str(history[0].parent), "1"]).exit_code == 0
     missing = runner.invoke(app, ["show", str(history[0].parent), "99"])
     assert isinstance(missing.exception, CheckpointError)
     ok = runner.invoke(app, ["verify", str(history[0].parent)])

@@ -106,7 +106,7 @@ def test_the_command_restores_a_step_and_tells_what_it_read(copy: Path) -> None:
     missing = runner.invoke(app, [*words, "--step", "9"])
     assert isinstance(missing.exception, CheckpointError)
     assert missing.exception.remedy == "name one of these: 0, 1, 2, 3, 4"
-    file = next(f for f in read_checkpoint(copy, 5).files if f.rank == 0 and f.role == "rank")
+    file = next(f for f in read_checkpoint(copy, 4).files if f.rank == 0 and f.role == "rank")
     _flip(copy / file.name, next(e for e in file.entries if e.rows).tensors["weight"].offset_bytes)
     damaged = runner.invoke(app, [*words, "--json"])
     assert damaged.exit_code == 4
@@ -137,7 +137,7 @@ def test_files_that_are_removed_during_a_check_are_no_damage(copy: Path) -> None
 
 
 def _changes(root: Path, first: int, second: int, **options: Callable[[int], None]) -> Changes:
-    chains = [open_chain(root, read_checkpoint(root, seq).name) for seq in (first, second)]
+    chains = [open_chain(root, read_checkpoint(root, seq - 1).name) for seq in (first, second)]
     return find_changes(*chains, **options)
 
 
@@ -164,9 +164,9 @@ def test_rows_that_changed_are_counted_once(
     assert {table.name: table.rows_changed for table in found.tables if table.rows_changed} == rows
     assert (found.first_step, found.second_step) == (first - 1, second - 1)
     new = {file.name for file in found.files}
-    assert new == {f.name for seq in range(1, 6) for f in read_checkpoint(history, seq).files if f.name in new}
+    assert new == {f.name for step in range(5) for f in read_checkpoint(history, step).files if f.name in new}
     if by == "ids":
-        assert new == {f.name for seq in range(first + 1, second + 1) for f in read_checkpoint(history, seq).files}
+        assert new == {f.name for step in range(first, second) for f in read_checkpoint(history, step).files}
         per_row = {"C1": 16 * 4 + 4 + 4, "C3": 16 * 4 + 4 + 4}
         if (first, second) == (1, 2):
             sizes = {table.name: table.bytes for table in found.tables}
@@ -185,10 +185,10 @@ def test_checkpoints_of_other_tables_are_not_compared(history: Path, tmp_path: P
 
 def test_the_command_shows_what_changed(history: Path) -> None:
     runner = CliRunner()
-    told = runner.invoke(app, ["show", str(history), "1", "3"])
+    told = runner.invoke(app, ["show", str(history), "0", "2"])
     assert told.exit_code == 0
     assert "from step 0 to step 2: rows that were saved again" in told.output
-    shown = json.loads(runner.invoke(app, ["show", str(history), "1", "3", "--json"]).stdout)
+    shown = json.loads(runner.invoke(app, ["show", str(history), "0", "2", "--json"]).stdout)
     table = next(table for table in shown["tables"] if table["name"] == "C1")
     assert (table["rows_changed"], table["share"]) == (4, 4 / 97)
     assert len(shown["files"]) == 6

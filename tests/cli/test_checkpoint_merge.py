@@ -192,7 +192,7 @@ def test_what_show_compares_is_kept_from_removal_meanwhile(
         return find_changes(first, second)
 
     monkeypatch.setattr("dlrm_scale.checkpoint.chain.changes.find_changes", compare)
-    found = run_json(capsys, "checkpoint", "show", folder, "2", "4")
+    found = run_json(capsys, "checkpoint", "show", folder, "1", "3")
     assert (found["first_step"], found["second_step"]) == (1, 3)
     assert sorted(map(len, held)) == [2, 4]
     assert storage.list_names("leases") == []

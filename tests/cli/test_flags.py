@@ -27,7 +27,7 @@ FLAGS = {
     "demo": "--out --rows --days --seed --nproc",
     "checkpoint": "",
     "checkpoint ls": "RUN --json",
-    "checkpoint show": "RUN SEQ LATER --json",
+    "checkpoint show": "RUN STEP LATER --json",
     "checkpoint verify": "RUN --level --step --json",
     "checkpoint export": "RUN --to --out --step --json",
     "checkpoint merge": "RUN --step --to --watch --keep --memory-limit --dry-run --json",

@@ -28,7 +28,7 @@ def test_a_run_in_memory_is_resumed_evaluated_listed_and_verified(
         listed = run_json(capsys, "checkpoint", "ls", place)
         assert [row["step"] for row in listed][-2:] == [3, 5]
         assert run_json(capsys, "checkpoint", "verify", place)["ok"]
-        assert run_json(capsys, "checkpoint", "show", place, 1)["kind"] == "baseline"
+        assert run_json(capsys, "checkpoint", "show", place, 3)["kind"] == "baseline"
     assert run_json(capsys, "evaluate", run)["step"] == 5
     assert run_json(capsys, "evaluate", run, "--step", "best")["checkpoint"] == "best"
     assert run_command("predict", run, dataset, "--out", tmp_path / "scores.parquet", "--nproc", 1) == 0

@@ -14,7 +14,7 @@ import torch
 from dlrm_scale.checkpoint.chain.chain import Chain
 from dlrm_scale.checkpoint.chain.table_stream import WINDOW_BYTES, TableStream
 from dlrm_scale.checkpoint.files.entry_reader import EntryReader
-from dlrm_scale.checkpoint.files.format import DamagedFileError
+from dlrm_scale.checkpoint.files.format import unreadable
 from dlrm_scale.checkpoint.files.manifest import FileRecord, TableRecord
 from dlrm_scale.errors import CheckpointError
 
@@ -122,7 +122,7 @@ def _touched(chain: Chain, files: tuple[FileRecord, ...], table: TableRecord, pr
                         touched[ids] = True
                     progress(entry.tensors["ids"].size_bytes)
         except OSError as error:
-            raise DamagedFileError(f"can't open {file.name}: {error}", file=file.name) from error
+            raise unreadable(f"can't open {file.name}: {error}", error, file.name) from error
     return int(touched.sum())
 
 

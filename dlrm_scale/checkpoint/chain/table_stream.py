@@ -17,7 +17,7 @@ import torch
 
 from dlrm_scale.checkpoint.chain.chain import Chain
 from dlrm_scale.checkpoint.files.entry_reader import EntryReader
-from dlrm_scale.checkpoint.files.format import DTYPE_NAMES, DamagedFileError
+from dlrm_scale.checkpoint.files.format import DTYPE_NAMES, unreadable
 from dlrm_scale.checkpoint.files.manifest import ITEM_BYTES, EntryRecord, TableRecord
 from dlrm_scale.checkpoint.storage.storage import Storage
 from dlrm_scale.errors import CheckpointError
@@ -133,6 +133,7 @@ class TableStream:
 
         Raises:
             DamagedFileError: a file is damaged; it is named.
+            StorageError: the storage doesn't answer.
             CheckpointError: rows that no file has.
         """
         rows, dim = self.window_rows, self.table.dim
@@ -194,7 +195,7 @@ class _LazyFile:
             with self.storage.open(self.name) as file:
                 file.read_into(buffer, offset_bytes)
         except OSError as error:
-            raise DamagedFileError(f"can't read {self.name}: {error}", file=self.name) from error
+            raise unreadable(f"can't read {self.name}: {error}", error, self.name) from error
         self.count(len(buffer))
 
 

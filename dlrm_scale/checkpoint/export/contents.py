@@ -17,7 +17,7 @@ import torch
 
 from dlrm_scale.checkpoint.chain.chain import Chain
 from dlrm_scale.checkpoint.chain.table_stream import TableStream, state_columns
-from dlrm_scale.checkpoint.files.format import BlockReader, DamagedFileError
+from dlrm_scale.checkpoint.files.format import BlockReader, unreadable
 from dlrm_scale.checkpoint.files.manifest import ITEM_BYTES, FileRecord, TableRecord
 from dlrm_scale.errors import CheckpointError
 
@@ -129,7 +129,7 @@ class Contents:
                     yield f"dense.{name}", BlockReader(opened, record).read()
                     self.progress(record.size_bytes)
         except OSError as error:
-            raise DamagedFileError(f"can't read {file.name}: {error}", file=file.name) from error
+            raise unreadable(f"can't read {file.name}: {error}", error, file.name) from error
 
     def pieces(self) -> Iterator[tuple[str, int, torch.Tensor]]:
         """Go through everything: (name, first row, values)."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dlrm_scale.errors import CheckpointError, ConfigError
+from dlrm_scale.errors import ConfigError, StorageError
 from dlrm_scale.units import format_bytes
 
 __all__ = ["new_file", "new_folder"]
@@ -22,7 +22,7 @@ def new_file(path: Path, size_bytes: int) -> Iterator[int]:
 
     Raises:
         ConfigError: it exists, or its folder doesn't.
-        CheckpointError: it can't be written.
+        StorageError: it can't be written.
     """
     temporary = _temporary(path, size_bytes)
     with _told(path):
@@ -53,7 +53,7 @@ def new_folder(path: Path, size_bytes: int) -> Iterator[Path]:
 
     Raises:
         ConfigError: it exists, or the folder that it is to lie in doesn't.
-        CheckpointError: it can't be written.
+        StorageError: it can't be written.
     """
     temporary = _temporary(path, size_bytes)
     try:
@@ -82,7 +82,7 @@ def _temporary(path: Path, size_bytes: int) -> Path:
         raise ConfigError(f"the folder {path.parent} doesn't exist", remedy="make it first")
     free = shutil.disk_usage(path.parent).free
     if free < size_bytes:
-        raise CheckpointError(
+        raise StorageError(
             f"{path} needs {format_bytes(size_bytes)}, and {path.parent} has {format_bytes(free)} free",
             remedy="make room, or name an --out on another disk",
         )
@@ -94,7 +94,7 @@ def _told(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CheckpointError(f"{path} can't be written: {error}", remedy="check the disk and --out") from error
+        raise StorageError(f"{path} can't be written: {error}", remedy="check the disk and --out") from error
 
 
 def _sync_folder(path: Path) -> None:

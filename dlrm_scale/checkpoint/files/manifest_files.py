@@ -19,6 +19,7 @@ __all__ = [
     "checkpoint_age",
     "has_checkpoint",
     "list_manifests",
+    "no_checkpoint",
     "read_manifest",
     "read_manifests",
 ]
@@ -55,6 +56,14 @@ def checkpoint_age(name: str) -> tuple[int, int]:
 def has_checkpoint(storage: Storage, name: str) -> bool:
     """Whether a checkpoint, by the name of its trainer's manifest, is still there; a merge may stand for it."""
     return any(checkpoint_name(found) == name for found in storage.list_names("manifests"))
+
+
+def no_checkpoint(storage: Storage) -> CheckpointError:
+    """What to raise where nothing was ever committed."""
+    remedy = "name a run that has saved one, as in runs/a"
+    if storage.address.startswith("memory://"):
+        remedy = "memory:// is seen only by the process that wrote it: name a folder, or a bucket as s3://… or gs://…"
+    return CheckpointError(f"{storage.address} holds no checkpoint", remedy=remedy)
 
 
 def list_manifests(storage: Storage) -> list[str]:

@@ -9,9 +9,9 @@ from functools import partial
 from dlrm_scale.checkpoint.chain.chain import Chain
 from dlrm_scale.checkpoint.chain.table_stream import TableStream
 from dlrm_scale.checkpoint.files.finite_values import finite_blocks
-from dlrm_scale.checkpoint.files.format import BlockReader, DamagedFileError
+from dlrm_scale.checkpoint.files.format import BlockReader, DamagedFileError, unreadable
 from dlrm_scale.checkpoint.files.manifest import FileRecord, TableRecord
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import CheckpointError, StorageError
 
 __all__ = ["RestoreCheck", "check_restore"]
 
@@ -55,6 +55,9 @@ def check_restore(
         chain: from `find_chain` or `open_chain`.
         progress: told the bytes read since the last call.
         now: a clock in seconds.
+
+    Raises:
+        StorageError: the storage doesn't answer, so it isn't known.
     """
     began = now()
     faults: list[tuple[str, str]] = []
@@ -85,9 +88,11 @@ def check_restore(
 
 @contextmanager
 def _noted(faults: list[tuple[str, str]], checkpoint: str) -> Iterator[None]:
-    """Turn what a part of the check raises into a fault."""
+    """Turn the damage that a part of the check finds into a fault."""
     try:
         yield
+    except StorageError:
+        raise
     except DamagedFileError as error:
         faults.append((error.file or checkpoint, error.message))
     except CheckpointError as error:
@@ -117,7 +122,7 @@ def _check_tensors(chain: Chain, file: FileRecord, note: Callable[[int], None]) 
                 for _ in finite_blocks([values], partial(_place, file.name, name, 0)):
                     pass
     except OSError as error:
-        raise DamagedFileError(f"can't open {file.name}: {error}", file=file.name) from error
+        raise unreadable(f"can't open {file.name}: {error}", error, file.name) from error
 
 
 def _place(where: str, name: str, first_row: int, row: int, column: int) -> str:

@@ -36,8 +36,21 @@ _TRANSIENT_ERRNOS = frozenset(
 _NET_PACKAGES = frozenset({"aiobotocore", "aiohttp", "botocore", "gcsfs", "requests", "urllib3"})
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
-_OUTAGE_ERRNOS = _TRANSIENT_ERRNOS - {errno.EINTR, errno.EIO, errno.EREMOTEIO}
-"""EIO is what a broken disk says, too."""
+_OUTAGE_ERRNOS = (_TRANSIENT_ERRNOS - {errno.EINTR, errno.EIO, errno.EREMOTEIO}) | {
+    errno.EACCES,
+    errno.EHOSTDOWN,
+    errno.EMFILE,  # this process has too many files open
+    errno.ENETDOWN,
+    errno.ENETRESET,
+    errno.ENFILE,
+    errno.ENODEV,
+    errno.ENOMEM,
+    errno.ENOTCONN,  # of a network file system that was unmounted
+    errno.ENXIO,
+    errno.EPERM,
+    errno.ESTALE,
+}
+"""EIO is what a broken disk says, too; a store has none, and `StoreCalls` makes a `ConnectionError` of it."""
 
 T = TypeVar("T")
 
@@ -177,9 +190,14 @@ def _as_os_error(error: BaseException, what: str) -> BaseException:
         if isinstance(error, kind):
             return kind(error.errno or _ERRNOS[kind], text)
     if isinstance(error, OSError):
-        return OSError(error.errno or errno.EIO, text)
+        number = error.errno or errno.EIO
+        is_trouble = isinstance(error, ConnectionError) or number in _STORE_TROUBLE
+        return ConnectionError(number, text) if is_trouble else OSError(number, text)
     # aiohttp's and the libraries' own exceptions: a connection that broke, unless a status says otherwise.
-    return OSError(errno.EIO if _is_of_the_net(error) else errno.EINVAL, text)
+    return ConnectionError(errno.EIO, text) if _is_of_the_net(error) else OSError(errno.EINVAL, text)
+
+
+_STORE_TROUBLE = frozenset({errno.EIO, errno.EREMOTEIO})
 
 
 _ERRNOS: dict[type[OSError], int] = {

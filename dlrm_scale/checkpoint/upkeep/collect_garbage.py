@@ -8,6 +8,7 @@ from dlrm_scale.checkpoint.chain.chain import find_chain
 from dlrm_scale.checkpoint.chain.chain_search import ChainSearch, Path
 from dlrm_scale.checkpoint.chain.leases import read_leases
 from dlrm_scale.checkpoint.chain.pins import read_pins
+from dlrm_scale.checkpoint.files.manifest_files import no_checkpoint
 from dlrm_scale.checkpoint.storage.storage import Storage
 from dlrm_scale.checkpoint.upkeep.retention import old_chains, remove_old_chains
 from dlrm_scale.checkpoint.upkeep.sweep import dead_merges, stale_leftovers, sweep_merges, sweep_stale
@@ -23,6 +24,7 @@ class Garbage:
     Attributes:
         chains: that stay, the newest first; they share no data file.
         pinned: names of checkpoints that stay besides.
+        damaged: newer checkpoints than those of the chains that can't be used, and why.
         users: who reads or merges just now, and keeps what they hold.
         removed: names of files.
         removed_bytes: of them; small files of a few hundred bytes don't count.
@@ -30,6 +32,7 @@ class Garbage:
 
     chains: tuple[Path, ...]
     pinned: tuple[str, ...]
+    damaged: tuple[str, ...]
     users: tuple[str, ...]
     removed: tuple[str, ...]
     removed_bytes: int
@@ -52,7 +55,7 @@ def collect_garbage(
     """
     chain = find_chain(storage)
     if chain is None:
-        raise CheckpointError(f"{storage.address} holds no checkpoint", remedy="name a run that has saved one")
+        raise no_checkpoint(storage)
     leases = read_leases(storage, now=now())
     remover = next((lease for lease in leases if lease.kind == "removal"), None)
     if remover is not None:
@@ -77,6 +80,7 @@ def collect_garbage(
     return Garbage(
         chains=found.chains,
         pinned=tuple(sorted(read_pins(storage))),
+        damaged=tuple(map(str, chain.skipped)),
         users=tuple(f"{lease.kind} by {lease.owner}" for lease in leases),
         removed=tuple(removed),
         removed_bytes=sum(sizes.get(name, 0) for name in removed),

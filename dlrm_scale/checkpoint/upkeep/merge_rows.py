@@ -23,7 +23,7 @@ import torch
 
 from dlrm_scale.checkpoint.files.codec import SCALE_BIAS_BYTES, stored_form
 from dlrm_scale.checkpoint.files.entry_reader import EntryReader
-from dlrm_scale.checkpoint.files.format import BLOCK_BYTES, DTYPE_NAMES, TensorSource, WrittenFile
+from dlrm_scale.checkpoint.files.format import BLOCK_BYTES, DTYPE_NAMES, TensorSource, WrittenFile, unreadable
 from dlrm_scale.checkpoint.files.manifest import (
     ITEM_BYTES,
     EntryRecord,
@@ -32,7 +32,6 @@ from dlrm_scale.checkpoint.files.manifest import (
     TableRecord,
 )
 from dlrm_scale.checkpoint.storage.storage import Storage
-from dlrm_scale.errors import CheckpointError
 
 __all__ = ["Rows", "RowsMerge"]
 
@@ -121,7 +120,8 @@ class RowsMerge:
         """Read the ids and find how many rows the result has, and where its blocks begin.
 
         Raises:
-            CheckpointError: a file can't be read or is damaged.
+            DamagedFileError: a file is damaged; it is named.
+            StorageError: the storage doesn't answer.
         """
         rows = self.rows
         if self.decodes:
@@ -323,7 +323,7 @@ class _Cursor:
             try:
                 file = self._stack.enter_context(self._storage.open(self._file))
             except OSError as error:
-                raise CheckpointError(f"can't open {self._file}: {error}") from error
+                raise unreadable(f"can't open {self._file}: {error}", error, self._file) from error
             self._reader = EntryReader(file, self._entry)
         return self._reader
 

@@ -14,7 +14,14 @@ from dlrm_scale import __version__
 from dlrm_scale.checkpoint.chain.leases import Lease
 from dlrm_scale.checkpoint.chain.starts import fence_name
 from dlrm_scale.checkpoint.files.file_names import merged_name
-from dlrm_scale.checkpoint.files.format import DTYPE_NAMES, BlockReader, TensorSource, WrittenFile, write_file
+from dlrm_scale.checkpoint.files.format import (
+    DTYPE_NAMES,
+    BlockReader,
+    TensorSource,
+    WrittenFile,
+    unreadable,
+    write_file,
+)
 from dlrm_scale.checkpoint.files.manifest import (
     FORMAT_MAJOR,
     FORMAT_MINOR,
@@ -150,8 +157,12 @@ class MergeRun:
         """A file's own tensors, read one at a time and checked, under names of the new file."""
 
         def read(record: TensorRecord) -> Iterator[torch.Tensor]:
-            with self.storage.open(file.name) as opened:
-                yield BlockReader(opened, record).read()
+            try:
+                with self.storage.open(file.name) as opened:
+                    values = BlockReader(opened, record).read()
+            except OSError as error:
+                raise unreadable(f"can't open {file.name}: {error}", error, file.name) from error
+            yield values
 
         return [
             (

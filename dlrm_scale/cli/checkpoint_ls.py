@@ -1,0 +1,69 @@
+"""`dlrm-scale checkpoint ls`: which checkpoints a run has."""
+
+import json
+from collections.abc import Collection
+from dataclasses import asdict
+from pathlib import Path
+
+import typer
+
+from dlrm_scale.cli.checkpoint_words import AsJson, Run, local_time, print_json, short_name
+
+__all__ = ["ls"]
+
+_DAMAGED = 4
+
+
+def ls(run: Run, as_json: AsJson = False) -> None:
+    """List checkpoints, oldest first, and mark the best one. Exits with 4 if one is damaged."""
+    from dlrm_scale.checkpoint.verify import list_checkpoints
+    from dlrm_scale.recipes import find_checkpoints
+
+    root = find_checkpoints(run)
+    rows = list_checkpoints(root)
+    best = _standing_for(_best(run, root), [row.name for row in rows])
+    damaged = any(row.state != "ok" for row in rows)
+    if as_json:
+        print_json([{**asdict(row), "best": row.name in best} for row in rows])
+        raise typer.Exit(_DAMAGED if damaged else 0)
+    from rich.console import Console
+    from rich.table import Table
+
+    from dlrm_scale.units import format_bytes, format_count
+
+    table = Table("name", "kind", "step", "rows", "size", "time", "state")
+    for column in table.columns[2:5]:
+        column.justify = "right"
+    table.columns[0].overflow = "fold"  # it can be given to `show`
+    for row in rows:
+        table.add_row(
+            short_name(row.name),
+            row.kind,
+            "?" if row.step is None else format_count(row.step),
+            format_count(row.rows),
+            format_bytes(row.bytes),
+            local_time(row.created_unix_seconds),
+            row.state + (", best" if row.name in best else ""),
+        )
+    Console().print(table)
+    raise typer.Exit(_DAMAGED if damaged else 0)
+
+
+def _best(run: str, root: str) -> str | None:
+    """Manifest of the best checkpoint; None where best.json is absent or damaged, which doesn't damage the others."""
+    folder = Path(run) if run != root else Path(root).parent
+    try:
+        # not by `train`, whose imports take seconds
+        found = json.loads((folder / "best.json").read_bytes())["manifest"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return str(found)
+
+
+def _standing_for(best: str | None, names: Collection[str]) -> set[str]:
+    """The best checkpoint's manifest, or all merges that are equal to it where that is gone."""
+    from dlrm_scale.checkpoint.files.file_names import checkpoint_name
+
+    if best is None or best in names:
+        return {best} & set(names) if best is not None else set()
+    return {name for name in names if checkpoint_name(name) == best}

@@ -1,0 +1,114 @@
+"""`dlrm-scale checkpoint verify`: whether a run's checkpoints are sound."""
+
+import time
+from dataclasses import asdict
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from dlrm_scale.cli.checkpoint_words import AsJson, Run, counted, print_json
+
+if TYPE_CHECKING:
+    from dlrm_scale.checkpoint.storage.storage import Storage
+    from dlrm_scale.checkpoint.verify import VerifyLevel
+
+__all__ = ["Level", "verify"]
+
+_DAMAGED = 4
+
+
+class Level(StrEnum):
+    """How much `verify` reads."""
+
+    manifest = "manifest"
+    size = "size"
+    full = "full"
+    restore = "restore"
+
+
+def verify(
+    run: Run,
+    level: Annotated[
+        Level,
+        typer.Option(
+            help="manifest: manifests and links; size: and that files are there; full: and every byte; restore: and "
+            "a checkpoint put together row by row, each row there and finite."
+        ),
+    ] = Level.full,
+    step: Annotated[
+        int | None, typer.Option(help="Which checkpoint --level restore puts together. Default: the newest.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check all checkpoints; exits with 4 and names the damaged files if there are any.
+
+    Exits with 1 where the storage doesn't answer, so that nothing is known.
+    """
+    from dlrm_scale.checkpoint.files.manifest_files import no_checkpoint
+    from dlrm_scale.checkpoint.storage.storage import open_storage
+    from dlrm_scale.checkpoint.verify import data_bytes
+    from dlrm_scale.checkpoint.verify import verify as find_problems
+    from dlrm_scale.cli.byte_progress import ByteProgress
+    from dlrm_scale.errors import CheckpointError, ConfigError
+    from dlrm_scale.recipes import find_checkpoints
+
+    if step is not None and level is not Level.restore:
+        raise ConfigError("--step goes with --level restore")
+    storage = open_storage(find_checkpoints(run))
+    total_bytes = data_bytes(storage)
+    reads = level in (Level.full, Level.restore)
+    began = time.perf_counter()
+    with ByteProgress("checking files", total_bytes if reads else 0) as bar:
+        files_level = cast("VerifyLevel", "full" if level is Level.restore else level.value)
+        problems = find_problems(storage, files_level, progress=bar.advance if reads else _ignore)
+    if not total_bytes and not problems:
+        raise no_checkpoint(storage)
+    seconds = time.perf_counter() - began
+    result: dict[str, Any] = {
+        "ok": not problems,
+        "level": level.value,
+        "bytes": total_bytes if reads else 0,
+        "seconds": seconds,
+        "problems": [asdict(problem) for problem in problems],
+    }
+    lines = [f"{p.file} {p.reason}" + (f"; it breaks {', '.join(p.breaks)}" if p.breaks else "") for p in problems]
+    if level is Level.restore:
+        result["restore"] = restored = _check_restore(storage, step)
+        result["ok"] = result["ok"] and not restored["faults"]
+        known = {problem.file for problem in problems}
+        lines += [f"{file}: {reason}" for file, reason in restored["faults"] if file not in known]
+    if as_json:
+        print_json(result)
+        raise typer.Exit(0 if result["ok"] else _DAMAGED)
+    if lines:
+        raise CheckpointError(
+            "damaged files:\n  " + "\n  ".join(lines),
+            remedy="put them back from a copy; training resumes from the newest checkpoint that isn't broken",
+        )
+    from dlrm_scale.units import format_bytes, format_count, format_seconds
+
+    if level is Level.restore:
+        typer.echo(
+            f"step {restored['step']} put together: {format_count(restored['rows'])} rows of "
+            f"{counted(restored['tables'], 'table')} from {counted(restored['manifests'], 'manifest')}, "
+            f"{format_bytes(restored['bytes_read'])} in {format_seconds(restored['seconds'])}"
+        )
+    read = f", {format_bytes(total_bytes)} in {format_seconds(seconds)}" if reads else ""
+    typer.echo(f"{run}: ok ({level.value}{read})")
+
+
+def _check_restore(storage: "Storage", step: int | None) -> dict[str, Any]:
+    from dlrm_scale.checkpoint.chain.leases import hold_chain
+    from dlrm_scale.checkpoint.restoring.restore_check import check_restore
+    from dlrm_scale.checkpoint.verify import chain_of_step
+    from dlrm_scale.cli.byte_progress import ByteProgress
+
+    with hold_chain(storage, lambda: chain_of_step(storage, step)) as chain:
+        assert chain is not None
+        with ByteProgress("restoring", chain.size_bytes) as bar:
+            return asdict(check_restore(chain, progress=bar.advance))
+
+
+def _ignore(size_bytes: int) -> None:
+    pass
