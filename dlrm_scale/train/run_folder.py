@@ -2,7 +2,7 @@
 
 runs/a/
   config.toml       the resolved config
-  run.json          what the run was made from
+  run.json          what the run was made from, and its id
   plan.json         the sharding plan of the last start (`sharding.plan_file`)
   log.jsonl         one JSON object a log step, appended
   tensorboard/      curves
@@ -12,17 +12,22 @@ runs/a/
   result.json       the last summary
 """
 
+import fcntl
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from dlrm_scale import __version__
 from dlrm_scale.checkpoint import open_storage
 from dlrm_scale.checkpoint.chain.lossy import check_expected_restores
+from dlrm_scale.checkpoint.chain.starts import RunIdentity
+from dlrm_scale.checkpoint.saving.policy import check_policy
 from dlrm_scale.config import Config
 from dlrm_scale.data.loading.streams import check_streams
 from dlrm_scale.errors import ConfigError
@@ -114,7 +119,8 @@ class RunFolder:
             ConfigError: the folder can't be made or another run has taken it meanwhile.
         """
         made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        record: dict[str, object] = {"source": source, "init_from": "", "version": __version__, "created": made}
+        record: dict[str, object] = {"id": _new_id(), "source": source, "init_from": "", "version": __version__}
+        record["created"] = made
         if warm_start is not None:
             record |= {"init_from": warm_start.run, "init_options": warm_start.options}
         temporary = self.path / f".config-{os.getpid()}.toml"
@@ -122,9 +128,12 @@ class RunFolder:
             raise ConfigError(f"run.path {self.path} is a file", remedy="name a folder")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_config(config, temporary)
-            _replace_text(self._record, json.dumps(record, indent=1))
-            os.link(temporary, self.config)
+            with _locked(self.path):
+                if self.exists():
+                    raise FileExistsError
+                write_config(config, temporary)
+                _replace_text(self._record, json.dumps(record, indent=1))
+                os.link(temporary, self.config)
         except FileExistsError:
             raise ConfigError(
                 f"run.path {self.path}: another run is here already",
@@ -166,18 +175,66 @@ class RunFolder:
         Raises:
             ConfigError: run.json is missing or damaged.
         """
+        record = self._read_record()
         try:
-            record = json.loads(self._record.read_text())
             run = str(record["init_from"])
             return str(record["source"]), WarmStart(run=run, **record.get("init_options", {})) if run else None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(
-                f"{self._record} can't be read: {error}", remedy="put the file back, or start a run in another folder"
-            ) from None
+        except (KeyError, TypeError) as error:
+            raise self._unreadable(error) from None
+
+    def identity(self) -> RunIdentity:
+        """Which run it is; without an id if the run was begun before runs had one.
+
+        Raises:
+            ConfigError: run.json is missing or damaged.
+        """
+        return RunIdentity(id=str(self._read_record().get("id", "")), path=str(self.path.absolute()))
+
+    def give_id(self) -> RunIdentity:
+        """As `identity`; a run without an id gets one. Called by rank 0 alone.
+
+        Raises:
+            ConfigError: run.json is missing or damaged.
+            OSError: it can't be written.
+        """
+        record = self._read_record()
+        if not record.get("id"):
+            _replace_text(self._record, json.dumps({"id": _new_id(), **record}, indent=1))
+        return self.identity()
+
+    def _read_record(self) -> dict[str, Any]:
+        try:
+            record = json.loads(self._record.read_text())
+            if not isinstance(record, dict):
+                raise TypeError("it is no JSON object")
+        except (OSError, ValueError, TypeError) as error:
+            raise self._unreadable(error) from None
+        return record
+
+    def _unreadable(self, error: Exception) -> ConfigError:
+        return ConfigError(
+            f"{self._record} can't be read: {error}", remedy="put the file back, or start a run in another folder"
+        )
 
     @property
     def _record(self) -> Path:
         return self.path / "run.json"
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex[:16]
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other processes that claim the folder waiting, where the file system has locks."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _replace_text(path: Path, text: str) -> None:
@@ -267,6 +324,7 @@ def check_config(config: Config) -> None:
     check_micro_batches(config, ranks=1)
     check_sharding(config)
     check_expected_restores(config.checkpoint)
+    check_policy(config.checkpoint)
     check_tf32(config, config.train.device)
     # Makes no request: a protocol without its package is found before a run has a folder.
     open_storage(checkpoint_location(config))

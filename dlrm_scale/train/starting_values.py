@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from dlrm_scale.checkpoint import Chain, open_storage
-from dlrm_scale.checkpoint.files.manifest_files import list_manifests
+from dlrm_scale.checkpoint import Chain
 from dlrm_scale.data.dataset.dataset import Dataset
-from dlrm_scale.errors import CheckpointError, ConfigError, DlrmScaleError
+from dlrm_scale.errors import CheckpointError
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.train.chain_choice import agree_on_chain
+from dlrm_scale.train.checkpoint_place import check_place
 from dlrm_scale.train.resume import RestoredRun, describe_restore, restore_run
 from dlrm_scale.train.run_folder import RunFolder, RunRequest
 from dlrm_scale.train.setup import ModelOnRanks
@@ -21,8 +21,9 @@ def choose_start(request: RunRequest, ranks: Ranks) -> tuple[Chain | None, bool]
 
     Raises:
         CheckpointError: what should be restored isn't there or isn't whole.
-        ConfigError: the checkpoints of a new run would lie among those of another one.
+        ConfigError: the checkpoints would lie among those of another run, or ranks don't share the place.
     """
+    check_place(request, ranks)
     if request.resume:
         chain = agree_on_chain(request.checkpoints, ranks, request.resume_step)
         if chain is not None:
@@ -32,35 +33,12 @@ def choose_start(request: RunRequest, ranks: Ranks) -> tuple[Chain | None, bool]
                 f"{request.folder.log} tells of committed checkpoints, and {request.checkpoints} has none",
                 remedy="put the files back, or start a new run in another run.path",
             )
-    else:
-        _refuse_a_used_root(request.checkpoints, ranks)
     if request.warm_start is None:
         return None, False
     chain = agree_on_chain(RunFolder(path=Path(request.warm_start.run)).checkpoints, ranks)
     if chain is None:
         raise CheckpointError(f"--init-from {request.warm_start.run}: that run has no checkpoint")
     return chain, False
-
-
-def _refuse_a_used_root(location: str, ranks: Ranks) -> None:
-    """One root, one run: this one would stop the other's trainer, and remove its checkpoints as old ones."""
-    fault: object = None
-    if ranks.rank == 0:
-        storage = open_storage(location)
-        try:
-            used = list_manifests(storage)
-        except OSError as error:
-            fault = CheckpointError(f"{storage.address} can't be read: {error}")
-        else:
-            if used:
-                fault = ConfigError(
-                    f"{storage.address} holds the checkpoints of another run, {used[-1]} among them",
-                    remedy="set checkpoint.path to another folder or URL, or go on with that run: --set run.path=… "
-                    "--resume auto",
-                )
-    fault = ranks.broadcast_object(fault)
-    if isinstance(fault, DlrmScaleError):
-        raise fault
 
 
 def fill_model(

@@ -10,6 +10,7 @@ import torch
 
 from dlrm_scale import __version__
 from dlrm_scale.checkpoint import Chain, CheckpointEngine, Retries, open_storage
+from dlrm_scale.checkpoint.chain.starts import RunIdentity
 from dlrm_scale.checkpoint.saving.cadence import Cadence
 from dlrm_scale.config import Config
 from dlrm_scale.data.dataset.dataset import Dataset
@@ -168,7 +169,7 @@ def _train_on(
     assert loader.start_step == start_step
     # only now: a mistake found above leaves no folder behind
     total_steps = min(config.train.max_steps or loader.total_steps, loader.total_steps)
-    report = _open_folder(request, model, total_steps, start_step, ranks)
+    report, run = _open_folder(request, model, total_steps, start_step, ranks)
     staging = allocate_staging(memory.staging, ranks)
     notes += staging.notes
     touched = TouchedRows([shard.region.rows for shard in sharded.local_shards], ranks.device)
@@ -188,6 +189,7 @@ def _train_on(
         config=config.checkpoint,
         optimizer=config.sparse_optimizer.kind,
         resumed_from=resumed.chain if resumed else None,
+        run=run,
         lossy_restores=restored.lossy_restores if restored else 0,
         pinned=best.pinned,
         staging=staging.staging,
@@ -340,13 +342,17 @@ def _patience_seconds(config: Config) -> float:
 
 def _open_folder(
     request: RunRequest, model: ModelOnRanks, total_steps: int, start_step: int, ranks: Ranks
-) -> RunReport | None:
+) -> tuple[RunReport | None, RunIdentity | None]:
     """Claim or reopen the run's folder on rank 0; what fails there fails on every rank.
+
+    Returns:
+        On rank 0 where to tell what happens, and which run it is.
 
     Raises:
         ConfigError: the folder can't be written or is taken.
     """
     report: RunReport | None = None
+    run: RunIdentity | None = None
     failure: object = None
     if ranks.rank == 0:
         folder = request.folder
@@ -357,6 +363,7 @@ def _open_folder(
                 folder.claim(request.config, request.source, request.warm_start)
             save_plan(folder.plan, model.sharded.plan)
             report = RunReport(folder, total_steps, start_step)
+            run = folder.give_id()
         except ConfigError as error:
             failure = error
         except OSError as error:
@@ -364,7 +371,7 @@ def _open_folder(
     failure = ranks.broadcast_object(failure)
     if isinstance(failure, ConfigError):
         raise failure
-    return report
+    return report, run
 
 
 def _introduce(

@@ -15,10 +15,26 @@ from typing import Literal
 from dlrm_scale.checkpoint.chain.chain import Chain
 from dlrm_scale.checkpoint.files.manifest import Manifest, ParentRecord
 from dlrm_scale.checkpoint.saving.commit import ChainState
+from dlrm_scale.config import CheckpointConfig
+from dlrm_scale.errors import ConfigError
 
-__all__ = ["Policy", "chain_after", "chain_of", "holds_all_since_baseline", "next_kind", "parent_of"]
+__all__ = ["Policy", "chain_after", "chain_of", "check_policy", "holds_all_since_baseline", "next_kind", "parent_of"]
 
 Policy = Literal["consecutive", "one_shot", "intermittent"]
+
+
+def check_policy(config: CheckpointConfig) -> None:
+    """Refuse a merger beside deltas that replace one another: it has nothing to roll up.
+
+    Raises:
+        ConfigError: `merger` with a policy other than consecutive.
+    """
+    if config.merger and config.policy != "consecutive":
+        raise ConfigError(
+            f"checkpoint.merger = true with checkpoint.policy = {config.policy}: a merger rolls up consecutive deltas, "
+            "and here each delta holds all rows since the baseline already",
+            remedy="set checkpoint.policy=consecutive, or checkpoint.merger=false",
+        )
 
 
 def holds_all_since_baseline(policy: Policy) -> bool:
