@@ -1,38 +1,36 @@
-"""Lives of a trainer with failures, kills and resumes, recorded operation by operation, and a judge of what is left.
+"""Lives of a trainer with failures, kills and resumes, recorded operation by operation.
 
 life = Life()
-life.start()                                a trainer starts, or resumes
-life.save()                                 a step and its checkpoint
-life.save(fail=Meets("write", "-r1."))      which fails at such an operation
-life.save(kill=Meets("link"))               the trainer is killed at one
-examine(life)                               every crash state of all that
+life.start()                                            a trainer starts, or resumes
+life.save()                                             a step and its checkpoint
+life.save(fail=Meets("write", "-r1."))                  which fails at such an operation
+life.save(kill=Meets("link"))                           the trainer is killed at one
+life.save(beside=(Meets("link"), life.collect))         another program runs from start to end at one
 """
 
 import errno
 import json
-import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
 
 import torch
 
-from dlrm_scale.checkpoint import find_chain, restore
-from dlrm_scale.checkpoint.files.format import file_fault
-from dlrm_scale.checkpoint.files.manifest_files import read_manifests
+from dlrm_scale.checkpoint import Chain, find_chain, restore
+from dlrm_scale.checkpoint.chain.leases import hold_chain
+from dlrm_scale.checkpoint.storage.storage import Storage
+from dlrm_scale.checkpoint.upkeep.collect_garbage import collect_garbage
 from dlrm_scale.checkpoint.upkeep.merge import merge_chain
 from dlrm_scale.checkpoint.upkeep.merge_plan import MergeTarget
 from dlrm_scale.errors import CheckpointError
-from tests.checkpoint.crash_states import CrashState, Disk, crash_states
-from tests.checkpoint.faulty_storage import Event, Trace, TracedStorage, TracedStore
+from dlrm_scale.schema import TableSpec
+from tests.checkpoint.crash_judge import faults_of, tables_of
+from tests.checkpoint.faulty_storage import Trace, TracedStorage, TracedStore
 from tests.checkpoint.memory_storage import MemoryStorage
 from tests.checkpoint.simulated_run import Run, Truth, make_layout, shards_of
 from tests.checkpoint.stepped_run import OPTIMIZER, TABLES, train_step, truth_of
 
-__all__ = ["Findings", "Life", "Meets", "examine", "judge", "random_life"]
-
-ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EMFILE)
+__all__ = ["Beside", "Condition", "Life", "Meets", "MortalStore", "WaitsError"]
 
 
 @dataclass
@@ -51,6 +49,12 @@ class Meets:
 
 
 Condition = Callable[[str, str], bool]
+Beside = tuple[Condition, Callable[[], object]]
+"""A program that runs from start to end before the operation that meets a condition."""
+
+
+class WaitsError(Exception):
+    """A program waits for one that stands still until it is done."""
 
 
 class Life:
@@ -58,55 +62,96 @@ class Life:
 
     Args:
         config: settings of every trainer.
+
+    Attributes:
+        encoded: whether deltas may be.
+        gave_way: how often a program left the root to one that it was beside of.
+        ran_beside: how often a program ran within another.
+        refused: how often a trainer was, as another had committed meanwhile.
     """
 
     def __init__(self, **config: object) -> None:
         self.config = {"baseline_ratio": 0.5, "keep_baselines": 1, **config}
-        self.storage = MemoryStorage()
+        self.storage: Storage = MemoryStorage()
         self.trace = Trace()
         self.trace.act = self._act
+        self.tables: tuple[TableSpec, ...] = TABLES
         self.step = 0
         self.acknowledged = 0
         self.dead = True
         self.run: Run | None = None
+        self.encoded = "delta_rows" in config
+        self.gave_way = 0
+        self.ran_beside = 0
+        self.refused = 0
         self._fail: Condition | None = None
         self._error = errno.ENOSPC
         self._kill: Condition | None = None
+        self._beside: Beside | None = None
         self._seconds_later = 0
 
     def start(
-        self, ranks: int = 2, *, kind: str = "row_wise", kill: Condition | None = None, **options: object
+        self,
+        ranks: int = 2,
+        *,
+        kind: str = "row_wise",
+        kill: Condition | None = None,
+        tables: tuple[TableSpec, ...] | None = None,
+        beside: Beside | None = None,
+        **options: object,
     ) -> bool:
-        """A trainer starts, resuming from what there is; says whether it lives."""
+        """A trainer starts, resuming from what there is; says whether it lives.
+
+        With `tables` the model has these from now on; new ones and new rows begin as if they had always been there.
+        """
+        self.tables = tables if tables is not None else self.tables
+        # What it looks for comes before it.
+        self.dead, self._kill = False, None
         chain = find_chain(self.storage, verify="full")
         self.step = chain.step if chain is not None else 0
         assert self.step >= self.acknowledged, f"resumes from {self.step}, {self.acknowledged} was acknowledged"
-        self.dead, self._kill = False, kill
-        store = _MortalStore(self)
+        layout, truth = make_layout(kind, ranks, self.tables), truth_of(self.step, self.tables)
+        if chain is not None and tables_of(chain) != self.tables:
+            _warm_start(chain, truth, self.tables)
+        self._kill, self._beside = kill, beside
+        store = MortalStore(self)
         try:
             self.run = Run(
                 self.storage,
-                make_layout(kind, ranks, TABLES),
-                truth_of(self.step),
+                layout,
+                truth,
                 resumed_from=chain,
                 optimizer=OPTIMIZER,
-                storages=[TracedStorage(self.storage, self.trace) for _ in range(ranks)],
+                storages=self._storages(ranks),
                 store=store,
                 **{**self.config, **options},
             )
-        except (CheckpointError, RuntimeError):
-            assert self.dead
+        except (CheckpointError, RuntimeError) as error:
+            if not self.dead and "another trainer has committed" in str(error):
+                # While it was looking for what to go on from. As told, it is started again.
+                self.refused += 1
+                return self.start(ranks, kind=kind, kill=kill, tables=tables, **options)
+            if not self.dead:
+                raise
+        self._beside = None
         return not self.dead
 
-    def save(self, *, fail: Condition | None = None, kill: Condition | None = None, error: int = errno.ENOSPC) -> bool:
+    def save(
+        self,
+        *,
+        fail: Condition | None = None,
+        kill: Condition | None = None,
+        error: int = errno.ENOSPC,
+        beside: Beside | None = None,
+    ) -> bool:
         """A step of training and its checkpoint; says whether all ranks count it as saved."""
         assert self.run is not None
         assert not self.dead
         self.step += 1
         train_step(self.run, self.step)
-        self._fail, self._kill, self._error = fail, kill, error
+        self._fail, self._kill, self._error, self._beside = fail, kill, error, beside
         outcomes = self.run.save_all(self.step)
-        self._fail = None
+        self._fail = self._beside = None
         if not self.dead and any(outcome.committed for outcome in outcomes):
             self._acknowledge()
         return not self.dead and all(outcome.committed for outcome in outcomes)
@@ -118,22 +163,81 @@ class Life:
         fail: Condition | None = None,
         kill: Condition | None = None,
         error: int = errno.ENOSPC,
+        beside: Beside | None = None,
     ) -> bool:
         """Another program merges while the trainer, if there is one, goes on; says whether it got to its end."""
         trainer_is_dead, self.dead = self.dead, False
-        self._fail, self._kill, self._error = fail, kill, error
-        storage = TracedStorage(self.storage, self.trace)
+        self._fail, self._kill, self._error, self._beside = fail, kill, error, beside
         try:
-            merge_chain(storage, lambda: find_chain(storage), to, now=self._now)
+            self.merge_within(to)
         except (OSError, CheckpointError):
             assert fail is not None or kill is not None
             return False
         finally:
-            self._fail = self._kill = None
+            self._fail = self._kill = self._beside = None
             self.dead = trainer_is_dead
             # The next one comes when the lease of a dead one has ended.
             self._seconds_later += 1000
         return True
+
+    def collect(self, *, kill: Condition | None = None, beside: Beside | None = None) -> bool:
+        """Another program removes old checkpoints and leftovers; says whether it got to its end."""
+        trainer_is_dead, self.dead = self.dead, False
+        self._kill, self._beside = kill, beside
+        try:
+            self.collect_within()
+        except (OSError, CheckpointError):
+            assert kill is not None
+            return False
+        finally:
+            self._kill = self._beside = None
+            self.dead = trainer_is_dead
+            self._seconds_later += 1000
+        return True
+
+    def restore(self, *, beside: Beside | None = None) -> None:
+        """Another program restores, and gets a whole checkpoint that isn't older than what was acknowledged."""
+        self._beside = beside
+        self.restore_within()
+        self._beside = None
+
+    def merge_within(self, to: MergeTarget = "auto") -> None:
+        """Merge in the middle of another program, which isn't touched; as all that ends in `_within`."""
+        storage = self._storages(1)[0]
+        self._give_way(
+            "is merging in", lambda: merge_chain(storage, lambda: find_chain(storage), to, now=self._now, pause=_waits)
+        )
+
+    def collect_within(self) -> None:
+        """Remove old checkpoints and leftovers."""
+        keep, storage = int(str(self.config["keep_baselines"])), self._storages(1)[0]
+        work = lambda: collect_garbage(storage, keep_baselines=keep, dry_run=False, now=self._now)  # noqa: E731
+        self._give_way("is removing checkpoints in", work)
+
+    def restore_within(self) -> None:
+        """Restore."""
+        storage, acknowledged = self._storages(1)[0], self.acknowledged
+
+        def work() -> None:
+            with hold_chain(storage, lambda: find_chain(storage), now=self._now, pause=_waits) as chain:
+                assert chain is not None
+                assert chain.step >= acknowledged
+                assert faults_of(chain, encoded=self.encoded) == []
+
+        self._give_way("no other reason", work)
+
+    def _give_way(self, words: str, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except WaitsError:
+            self.gave_way += 1
+        except CheckpointError as error:
+            if words not in str(error):
+                raise
+            self.gave_way += 1
+
+    def _storages(self, count: int) -> list[Storage]:
+        return [TracedStorage(self.storage, self.trace) for _ in range(count)]
 
     def _now(self) -> float:
         return time.time() + self._seconds_later
@@ -146,6 +250,10 @@ class Life:
             raise OSError(errno.ESHUTDOWN, "dead")
         if self._fail is not None and operation not in ("vote", "outcome") and self._fail(operation, name):
             raise OSError(self._error, "injected")
+        if self._beside is not None and self._beside[0](operation, name):
+            program, self._beside = self._beside[1], None
+            self.ran_beside += 1
+            program()
         if operation == "outcome" and json.loads(name)["committed"]:
             self._acknowledge()
 
@@ -154,7 +262,36 @@ class Life:
         self.trace.acknowledge(self.step)
 
 
-class _MortalStore(TracedStore):
+def _waits(seconds: float) -> None:
+    raise WaitsError
+
+
+def _warm_start(chain: Chain, truth: Truth, tables: Sequence[TableSpec]) -> None:
+    """Restore what a chain has of other tables; the rest is left as it was."""
+    rows = {spec.name: spec.rows for spec in tables_of(chain)}
+    layout = make_layout("table_wise", 1, tables)
+    shards = shards_of(layout, truth, 0)
+    for shard in shards:
+        kept = rows.get(shard.region.table, 0)
+        shard.weight[:kept] = float("nan")
+        for values in shard.state.values():
+            values[:kept] = float("nan")
+    restore(
+        chain,
+        layout=layout,
+        shards=shards,
+        rank=0,
+        ranks=1,
+        optimizer=OPTIMIZER,
+        allow_new_tables=True,
+        allow_resized_tables=True,
+    )
+    for shard, right in zip(shards, shards_of(layout, truth, 0), strict=True):
+        assert torch.equal(shard.weight, right.weight)
+        assert torch.equal(shard.state["momentum1"], right.state["momentum1"])
+
+
+class MortalStore(TracedStore):
     """A store that nobody can ask any more once the trainer is dead, so that no rank waits for another."""
 
     def __init__(self, life: Life) -> None:
@@ -165,146 +302,3 @@ class _MortalStore(TracedStore):
         if self._life.dead:
             raise RuntimeError("dead")
         return bool(self._store.check(keys))  # type: ignore[attr-defined]
-
-
-@dataclass
-class Findings:
-    """What went through the judge.
-
-    Attributes:
-        states: disks.
-        resumed: of them also gone on from.
-        problems: what is wrong, with the place.
-    """
-
-    states: int = 0
-    resumed: int = 0
-    problems: list[str] = field(default_factory=list)
-
-
-def examine(
-    life: Life,
-    *,
-    share: float = 1.0,
-    seed: int = 0,
-    samples: int = 8,
-    resume_every: int = 0,
-    start: Disk | None = None,
-    until: str | None = None,
-) -> Findings:
-    """Judge the crash states of a life.
-
-    Args:
-        life: as lived.
-        share: of the states that are looked at, drawn by `seed`.
-        seed: of everything drawn.
-        samples: as in `crash_states`.
-        resume_every: from each so many-th state a trainer resumes, saves, and crashes again; 0: from none.
-        start: the disk that the life began with.
-        until: stop at the first state with a problem that these words are in.
-    """
-    found = Findings()
-    verdicts: dict[frozenset[tuple[str, bytes]], tuple[int, list[str]]] = {}
-    for state in crash_states(life.trace.done, start=start, share=share, samples=samples, seed=seed):
-        found.states += 1
-        key = frozenset(state.files.items())
-        if key not in verdicts:
-            verdicts[key] = judge(MemoryStorage(state.files, state.folders))
-        step, problems = verdicts[key]
-        if step < state.acknowledged:
-            problems = [*problems, f"step {state.acknowledged} was acknowledged, {step} is found"]
-        place = f"after {state.operations} operations ({_last(life.trace.done, state)}), with {state.kept}"
-        found.problems += [f"{problem}: {place}" for problem in problems]
-        if until is not None and any(until in problem for problem in problems):
-            break
-        if resume_every and found.states % resume_every == 0 and not problems:
-            found.resumed += 1
-            again = _go_on(state)
-            inner = examine(
-                again, share=min(share, 0.1), seed=seed, start=Disk.of(state.files, state.folders, state.acknowledged)
-            )
-            found.states += inner.states
-            found.problems += [f"{problem}, of a run that resumed {place}" for problem in inner.problems]
-    return found
-
-
-def judge(storage: MemoryStorage) -> tuple[int, list[str]]:
-    """The step that a resume takes, 0 for none, and what is wrong with what it gets."""
-    problems = [
-        f"{file.name} is there and its {data.name} {fault}"
-        for file in read_manifests(storage)
-        for data in (file.manifest.files if file.manifest is not None else ())
-        if (fault := file_fault(storage, data, read_all=True)) is not None
-    ]
-    try:
-        chain = find_chain(storage, verify="full")
-    except CheckpointError as error:
-        return 0, [*problems, error.message]
-    if chain is None:
-        return 0, problems
-    problems += [f"skipped {skip}" for skip in chain.skipped]
-    ranks = chain.tip.ranks
-    layout, truth = make_layout("table_wise", ranks, TABLES), _right(chain.step)
-    for rank in range(ranks):
-        shards = shards_of(layout, truth, rank, blank=True)
-        got = restore(chain, layout=layout, shards=shards, rank=rank, ranks=ranks, optimizer=OPTIMIZER)
-        for shard, right in zip(shards, shards_of(layout, truth, rank), strict=True):
-            same = torch.equal(shard.weight, right.weight) and all(
-                torch.equal(shard.state[name], values) for name, values in right.state.items()
-            )
-            if not same:
-                problems.append(f"table {shard.region.table} isn't that of step {chain.step}")
-        if not torch.equal(got.dense["over.weight"], torch.full((3, 2), float(chain.step))):
-            problems.append(f"the dense weights aren't those of step {chain.step}")
-        if got.cursor != {"step": chain.step}:
-            problems.append(f"the cursor isn't that of step {chain.step}")
-        if got.rank_state is None or got.rank_state["rng"].tolist() != [rank, chain.step % 256]:
-            problems.append(f"rank {rank}'s state isn't that of step {chain.step}")
-    return chain.step, problems
-
-
-def random_life(seed: int) -> Life:
-    """Three starts on one to three ranks: saves of which some fail and the last is killed, and merges beside them."""
-    chance = random.Random(seed)
-    life = Life(
-        baseline_ratio=chance.choice([1e-9, 0.3, 1.0]),
-        keep_baselines=chance.choice([1, 2]),
-        policy=chance.choice(["consecutive", "one_shot", "intermittent"]),
-    )
-    for _ in range(3):
-        kind = chance.choice(["row_wise", "table_wise", "data_parallel"])
-        staging = chance.choice([0, 1 << 20])
-        kill = Meets(nth=chance.randint(1, 8)) if chance.random() < 0.2 else None
-        if not life.start(chance.randint(1, 3), kind=kind, kill=kill, staging_limit_bytes=staging):
-            continue
-        for _ in range(chance.randint(2, 4)):
-            fails = chance.random() < 0.4
-            life.save(fail=Meets(nth=chance.randint(1, 60)) if fails else None, error=chance.choice(ERRORS))
-            if chance.random() < 0.2:
-                cut = Meets(nth=chance.randint(1, 80))
-                how = chance.choice([{}, {"fail": cut}, {"kill": cut}])
-                life.merge(chance.choice(["delta", "baseline"]), error=chance.choice(ERRORS), **how)
-        life.save(kill=Meets(nth=chance.randint(1, 80)))
-    return life
-
-
-def _go_on(state: CrashState) -> Life:
-    life = Life()
-    life.storage = MemoryStorage(state.files, state.folders)
-    life.acknowledged = state.acknowledged
-    life.start()
-    assert life.save()
-    assert life.save()
-    return life
-
-
-@cache
-def _right(step: int) -> Truth:
-    return truth_of(step)
-
-
-def _last(events: Sequence[Event], state: CrashState) -> str:
-    if not state.operations:
-        return "none"
-    event = events[state.operations - 1]
-    return f"{event.operation} {event.name}"

@@ -3,56 +3,15 @@
 import errno
 import random
 import sys
-from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from tests.checkpoint.crash_life import Findings, Life, Meets, examine, random_life
+from tests.checkpoint.crash_examine import Findings, examine, random_life
+from tests.checkpoint.crash_life import Life, Meets
+from tests.checkpoint.crash_lives import life_of_policy, life_with_merges, quantized_life, resized_life, whole_life
 from tests.checkpoint.crash_states import Disk
 from tests.checkpoint.faulty_storage import Event
-
-
-def whole_life() -> Life:
-    """Starts on 2, 1 and 3 ranks: saves, failed saves, an uncertain commit, kills in a commit and in retention."""
-    life = Life()
-    life.start()
-    assert all([life.save() for _ in range(3)])
-    assert not life.save(fail=Meets("write", "-r1."))
-    assert life.save()
-    assert not life.save(fail=Meets("sync_folder", "manifests"), error=errno.EIO)
-    assert life.save()
-    life.save(kill=Meets("remove", ".tmp"))  # linked, but the folder isn't synced and nobody was told
-    assert life.dead
-    assert life.start(1)
-    # The second delta outgrows the baseline, so that the next save removes old chains.
-    kills = Meets("remove", ".json", nth=3)
-    while life.save(kill=kills):
-        pass
-    assert life.dead
-    assert life.start(3, kind="data_parallel")
-    assert all([life.save() for _ in range(2)])
-    return life
-
-
-def life_with_merges() -> Life:
-    """Merges beside a trainer: whole ones, one whose commit can't be made durable, killed ones, and retention after."""
-    life = Life(baseline_ratio=100)
-    life.start()
-    assert all([life.save() for _ in range(3)])
-    assert life.merge("delta")
-    assert life.save()
-    assert not life.merge("baseline", fail=Meets("sync_folder", "manifests"), error=errno.EIO)
-    assert life.save()
-    assert not life.merge("baseline", kill=Meets("write", "-r1.", nth=2))
-    assert life.merge("baseline")
-    assert life.save()
-    life.merge("delta", kill=Meets("remove", ".tmp"))
-    assert life.start(3)
-    assert life.save()
-    assert life.merge("baseline")
-    assert life.start(1, baseline_ratio=1e-9)
-    assert all([life.save() for _ in range(3)])
-    return life
 
 
 def test_no_sampled_crash_state_of_a_whole_life_is_wrong_or_older_than_acknowledged() -> None:
@@ -62,6 +21,15 @@ def test_no_sampled_crash_state_of_a_whole_life_is_wrong_or_older_than_acknowled
     assert found.resumed > 2
 
 
+LIVES = {
+    "merges": life_with_merges,
+    "quantized": quantized_life,
+    "resized": resized_life,
+    "one_shot": partial(life_of_policy, "one_shot"),
+    "intermittent": partial(life_of_policy, "intermittent"),
+}
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_no_sampled_crash_state_of_a_random_life_is_wrong_or_older_than_acknowledged(seed: int) -> None:
     found = examine(random_life(seed), share=0.02, seed=seed)
@@ -69,17 +37,19 @@ def test_no_sampled_crash_state_of_a_random_life_is_wrong_or_older_than_acknowle
     assert found.states > 15
 
 
-def test_no_sampled_crash_state_of_a_life_with_merges_is_wrong_or_older_than_acknowledged() -> None:
-    found = examine(life_with_merges(), share=0.01)
+@pytest.mark.parametrize("name", LIVES)
+def test_no_sampled_crash_state_of_a_special_life_is_wrong_or_older_than_acknowledged(name: str) -> None:
+    found = examine(LIVES[name](), share=0.004, resume_every=100)
     assert found.problems == []
-    assert found.states > 100
+    assert found.states > 60
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("live", "share"), [(whole_life, 1.0), (life_with_merges, 0.2)])
+@pytest.mark.parametrize(("name", "share"), [("whole", 1.0), *((name, 0.2) for name in LIVES)])
 def test_no_crash_state_of_a_whole_life_is_wrong_or_older_than_acknowledged(
-    live: Callable[[], Life], share: float, capsys: pytest.CaptureFixture[str]
+    name: str, share: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    live = LIVES.get(name, whole_life)
     found = examine(live(), share=share, resume_every=400)
     _say(found, capsys)
     assert found.problems == []

@@ -10,6 +10,7 @@
 | full disk at any byte of any file | test_a_disk_that_is_full_at_a_byte_of_a_file |
 | EIO, quota, too many files, read-only, at any kind of operation | test_an_error_of_an_operation_on_a_rank |
 | a start that can't write | test_a_start_that_can_not_be_written |
+| EIO of a sync beside the writes, a full disk then | test_local_storage.py |
 | short write | test_short_writes_are_continued |
 | a sync that isn't one | test_every_promise_of_durability_is_an_fsync |
 | slow storage | test_ballot.py |
@@ -52,7 +53,8 @@ from dlrm_scale.checkpoint import find_chain, restore, verify
 from dlrm_scale.checkpoint.storage.local_storage import LocalReadableFile, LocalStorage
 from dlrm_scale.errors import CheckpointError
 from dlrm_scale.layout import ShardLayout
-from tests.checkpoint.crash_life import Life, Meets, judge
+from tests.checkpoint.crash_judge import judge
+from tests.checkpoint.crash_life import Life, Meets
 from tests.checkpoint.faulty_storage import Trace, TracedStorage
 from tests.checkpoint.memory_storage import MemoryStorage
 from tests.checkpoint.simulated_run import TABLES, Run, load, make_layout, make_truth, shards_of

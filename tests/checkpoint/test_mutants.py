@@ -1,21 +1,32 @@
 """The harness notices when a promise of the commit is broken: each mutant is a way in which checkpoints go wrong."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
 
 from dlrm_scale.checkpoint.files import format as file_format
 from dlrm_scale.checkpoint.files import manifest_text
-from dlrm_scale.checkpoint.files.manifest import Manifest
-from dlrm_scale.checkpoint.saving import commit, persist
+from dlrm_scale.checkpoint.files.file_names import merge_number
+from dlrm_scale.checkpoint.files.manifest import Manifest, TableRecord
+from dlrm_scale.checkpoint.saving import commit, engine, open_start, persist
+from dlrm_scale.checkpoint.saving.snapshot import ShardSnapshot
+from dlrm_scale.checkpoint.storage.object_storage import ObjectStorage
 from dlrm_scale.checkpoint.upkeep import sweep
+from dlrm_scale.checkpoint.upkeep.merge_rows import RowsMerge
+from dlrm_scale.checkpoint.upkeep.merge_run import MergeRun
 from dlrm_scale.touched_rows import TouchedRows
 from tests.checkpoint import faulty_storage
-from tests.checkpoint.crash_life import Life, Meets, examine, judge
+from tests.checkpoint.crash_buckets import BucketLife, examine_bucket
+from tests.checkpoint.crash_examine import examine
+from tests.checkpoint.crash_judge import judge
+from tests.checkpoint.crash_life import Life, Meets
+from tests.checkpoint.crash_lives import quantized_life, resized_life
 from tests.checkpoint.faulty_storage import TracedStorage
 from tests.checkpoint.memory_storage import MemoryStorage
+from tests.checkpoint.test_crash_buckets import whole_life as bucket_life
+from tests.checkpoint.test_crash_races import racing_life
 
 
 def short_life(baseline_ratio: float = 1e-9) -> Life:
@@ -233,6 +244,87 @@ def test_a_sweep_that_does_not_wait_for_the_removal_of_manifests_is_noticed(
 
     monkeypatch.setattr(sweep, "_remove", careless)
     assert _notices("is there and its", merging_life)
+
+
+def test_rows_that_a_codec_would_spoil_and_that_are_left_out_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded = ShardSnapshot.encoded
+
+    def without_exact_rows(self: ShardSnapshot, *arguments: object) -> list[ShardSnapshot]:
+        return encoded(self, *arguments)[:1]  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ShardSnapshot, "encoded", without_exact_rows)
+    assert _notices("isn't that of step", quantized_life)
+
+
+def test_a_merge_that_takes_an_older_delta_for_a_newer_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where rows are encoded, so that a row may have one of two values."""
+    rectangles = MergeRun._rectangles
+
+    def backwards(self: MergeRun, table: TableRecord) -> Iterator[RowsMerge]:
+        for merge in rectangles(self, table):
+            merge.found = merge.found[::-1]
+            yield merge
+
+    monkeypatch.setattr(MergeRun, "_rectangles", backwards)
+    assert _notices("isn't that of step", quantized_life)
+
+
+def test_a_delta_on_tables_of_another_size_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_start, "can_continue", lambda *arguments: True)
+    assert _notices("was acknowledged", resized_life)
+
+
+def test_a_resume_that_forgets_which_rows_changed_since_the_baseline_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def resumed() -> Life:
+        life = Life(policy="one_shot", baseline_ratio=100)
+        life.start()
+        assert all([life.save() for _ in range(3)])
+        life.start(1)
+        assert life.save()
+        return life
+
+    assert _problems(resumed) == []
+    monkeypatch.setattr(engine, "mark_rows_of_deltas", lambda *arguments: None)
+    assert _notices("isn't that of step", resumed)
+
+
+def test_a_merge_beside_a_save_whose_files_are_not_synced_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sync = faulty_storage._TracedFile.sync
+
+    def skip(file: faulty_storage._TracedFile) -> None:
+        if merge_number(file.name) is None:
+            sync(file)
+
+    monkeypatch.setattr(faulty_storage._TracedFile, "sync", skip)
+    assert _notices("is there and its", lambda: racing_life("save", "merge"))
+
+
+def test_an_unanswered_commit_that_is_taken_for_a_failed_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit, "UncertainWriteError", ZeroDivisionError)
+    problems = examine_bucket(bucket_life()).problems
+    assert any("is there and its" in problem for problem in problems)
+
+
+def test_a_bucket_whose_data_goes_before_its_manifests_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    remove = ObjectStorage.remove
+    late: list[str] = []
+
+    def data_first(self: ObjectStorage, name: str) -> None:
+        if name.startswith("manifests/") and name.endswith(".json"):
+            late.append(name)
+            return
+        remove(self, name)
+        if name.startswith("data/"):
+            while late:
+                remove(self, late.pop())
+
+    monkeypatch.setattr(ObjectStorage, "remove", data_first)
+    life = BucketLife(baseline_ratio=1e-9)
+    life.start(1)
+    assert all([life.save() for _ in range(4)])
+    assert any("is there and its" in problem for problem in examine_bucket(life).problems)
 
 
 class _AnyText(str):
