@@ -51,8 +51,9 @@ def train(
         bool,
         typer.Option(
             "--dry-run",
-            help="Check config, dataset, plan and memory, tell what the run would do, and leave nothing behind. Exits "
-            "as the run would: 3 where it doesn't fit. What checkpoints hold is not compared with the plan.",
+            help="Check config, dataset, plan, memory and the checkpoint to begin with, tell what the run would do, "
+            "and leave nothing behind. Exits as the run would: 3 where it doesn't fit. Of checkpoints the tables and "
+            "the files' sizes are compared; what is in the files isn't read.",
         ),
     ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
@@ -70,7 +71,11 @@ def train(
     from dlrm_scale.train.warm_start import make_warm_start
 
     if resume is not None and resume != "auto" and not resume.isdecimal():
-        raise ConfigError(f"--resume {resume} is not allowed (allowed: auto, or the step of a checkpoint)")
+        raise ConfigError(
+            f"--resume {resume} is not allowed (allowed: auto, or the step of a checkpoint)",
+            remedy="--resume auto goes on from the newest checkpoint, --resume 500 from that of step 500; "
+            "`dlrm-scale checkpoint ls RUN` lists them",
+        )
     check_install()
     step = int(resume) if resume is not None and resume.isdecimal() else None
     warm_start = make_warm_start(

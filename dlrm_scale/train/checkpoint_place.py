@@ -26,8 +26,8 @@ def check_place(request: RunRequest, ranks: Ranks) -> None:
     """
     if ranks.ranks > 1 and request.checkpoints.startswith("memory://"):
         raise ConfigError(
-            f"checkpoint.path = {request.checkpoints} with {ranks.ranks} ranks: memory:// is each process's own memory, "
-            "so no rank would see what another has written",
+            f"checkpoint.path = {request.checkpoints} with {ranks.ranks} ranks: memory:// is each process's own "
+            "memory, so no rank would see what another has written",
             remedy="name a folder or an object store that all ranks share, or train on one rank",
         )
     fault: object = None
@@ -56,7 +56,8 @@ def _refuse_a_used_place(storage: Storage) -> None:
     if used:
         raise ConfigError(
             f"{storage.address} holds the checkpoints of another run, {used[-1]} among them",
-            remedy="set checkpoint.path to another folder or URL, or go on with that run: --set run.path=… --resume auto",
+            remedy="set checkpoint.path to another folder or URL, or go on with that run: --set run.path=… "
+            "--resume auto",
         )
 
 

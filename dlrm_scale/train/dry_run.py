@@ -1,11 +1,13 @@
 """What a run would do: checked up to the point at which tables are allocated, with nothing left behind."""
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlrm_scale.checkpoint import Chain
+from dlrm_scale.checkpoint.chain.lossy import lossy_restores_after
+from dlrm_scale.checkpoint.chain.schema_match import check_row_state, check_schema
 from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.data.loading.loader import TrainLoader
 from dlrm_scale.errors import ConfigError, PlanError
@@ -13,16 +15,19 @@ from dlrm_scale.install import check_install
 from dlrm_scale.layout import ShardLayout
 from dlrm_scale.sharding.plan_rows import plan_rows
 from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
+from dlrm_scale.train.checkpoint_place import unwritable_folder, write_check
 from dlrm_scale.train.feature_mapping import check_feature_mapping
 from dlrm_scale.train.memory.memory_check import MemoryCheck, RankMemory, describe_memory
 from dlrm_scale.train.micro_batch_rows import check_micro_batches
 from dlrm_scale.train.plan_table import describe_plan
+from dlrm_scale.train.restore_notes import chain_notes, change_notes, lossy_notes, trained_precision_notes
 from dlrm_scale.train.run_folder import RunRequest
 from dlrm_scale.train.setup import build_on_ranks, device_kind, precision_notes, set_threads
-from dlrm_scale.train.starting_values import choose_start
+from dlrm_scale.train.starting_values import NO_CHECKPOINT_YET, choose_start
 from dlrm_scale.train.stop import StopRequest
 from dlrm_scale.train.summary import text_table
 from dlrm_scale.train.trainer import check_equal_runs
+from dlrm_scale.train.warm_start import WarmStart
 from dlrm_scale.units import format_bytes, format_count
 
 __all__ = ["DryRun", "describe_dry_run", "dry_run_rank"]
@@ -101,11 +106,17 @@ def _rehearse(request: RunRequest, ranks: Ranks) -> DryRun:
     dataset = Dataset.open(Path(config.data.path))
     check_equal_runs(request, dataset, ranks)
     check_micro_batches(config, ranks.ranks)
-    problem = ranks.broadcast_object(_unwritable(Path(config.run.path)))
-    if isinstance(problem, ConfigError):
-        raise problem
+    problem = ranks.broadcast_object(unwritable_folder(Path(config.run.path)))
+    if problem is not None:
+        raise ConfigError(f"run.path {config.run.path}: {problem}", remedy="name a folder that can be written")
     notes = [f"changed by --set: {path} from {before} to {after}" for path, before, after in request.changes]
-    start, cursor = _read_start(request, dataset, ranks, notes)
+    chain, continues = choose_start(request, ranks)
+    notes += write_check(request, ranks)
+    if request.resume and not continues:
+        notes.append(NO_CHECKPOINT_YET)
+    start, cursor = "initial values", None
+    if chain is not None:
+        start, cursor = _read_start(chain, continues, request, dataset, notes)
     loader = TrainLoader(
         dataset, config.data, rank=ranks.rank, ranks=ranks.ranks, epochs=config.train.epochs, cursor=cursor
     )
@@ -121,6 +132,8 @@ def _rehearse(request: RunRequest, ranks: Ranks) -> DryRun:
             memory.check(layout)
         except PlanError as error:
             refusal = error
+        if refusal is None and chain is not None:
+            notes.extend(_compare_tables(chain, continues, request, layout))
         raise _Planned
 
     with suppress(_Planned):
@@ -146,37 +159,49 @@ def _rehearse(request: RunRequest, ranks: Ranks) -> DryRun:
 
 
 def _read_start(
-    request: RunRequest, dataset: Dataset, ranks: Ranks, notes: list[str]
+    chain: Chain, continues: bool, request: RunRequest, dataset: Dataset, notes: list[str]
 ) -> tuple[str, Mapping[str, object] | None]:
-    """Find the checkpoint that the run would begin with, and check that it was trained on such rows.
+    """Look at the checkpoint that the run would begin with, and check that it was trained on such rows.
 
     Returns:
         Where weights come from, and the position in the data.
     """
-    chain, continues = choose_start(request, ranks)
-    if chain is None:
-        return "initial values", None
     chain.release()  # its files aren't read
+    config = request.config
     options = None if continues else request.warm_start
     resized = options is not None and (options.allow_new_tables or options.allow_resized_tables)
+    notes += chain_notes(chain, {})
     notes += check_feature_mapping(
         chain.tip.extra["feature_mapping"],
         dataset,
         dense=options is None or not options.tables_only,
         vocabularies=not resized,
+        warm_start=not continues,
     )
+    notes += lossy_notes(chain, lossy_restores_after(chain.manifests), config.checkpoint)
+    notes += trained_precision_notes(str(chain.tip.extra.get("precision", "fp32")), config.train.precision)
     start = f"checkpoint of step {chain.tip.step}" + ("" if options is None else f" of {options.run}")
     return start, (chain.tip.cursor or None) if continues else None
 
 
-def _unwritable(run: Path) -> ConfigError | None:
-    """Say why a run's folder can't be made, if so."""
-    there = next(path for path in (run, *run.parents) if path.exists())
-    if not there.is_dir():
-        return ConfigError(f"run.path {run}: {there} is a file", remedy="name a folder")
-    if not os.access(there, os.W_OK | os.X_OK):
-        return ConfigError(f"run.path {run}: {there} can't be written", remedy="name a folder that can be")
-    return None
+def _compare_tables(chain: Chain, continues: bool, request: RunRequest, layout: ShardLayout) -> list[str]:
+    """Compare a checkpoint's tables with the plan's, as a restore does before it reads; what differs, if it may.
+
+    Raises:
+        CheckpointError: they don't fit.
+    """
+    config = request.config
+    options = request.warm_start if request.warm_start is not None and not continues else WarmStart(run="")
+    changes = check_schema(
+        chain.tip,
+        layout,
+        (),
+        config.sparse_optimizer.kind,
+        allow_new_tables=options.allow_new_tables,
+        allow_resized_tables=options.allow_resized_tables,
+    )
+    check_row_state(chain.manifests, layout, allowed=config.sharding.allow_split_row_state)
+    return change_notes(changes)
 
 
 def describe_dry_run(found: DryRun) -> str:

@@ -19,7 +19,7 @@ def feature_mapping(dataset: Dataset) -> dict[str, object]:
 
 
 def check_feature_mapping(
-    trained: object, dataset: Dataset, *, dense: bool = True, vocabularies: bool = True
+    trained: object, dataset: Dataset, *, dense: bool = True, vocabularies: bool = True, warm_start: bool = False
 ) -> list[str]:
     """Compare a checkpoint's record with a dataset.
 
@@ -28,6 +28,7 @@ def check_feature_mapping(
         dataset: what it is to be used on.
         dense: the transform of the dense features must agree.
         vocabularies: the vocabularies must agree.
+        warm_start: a new run takes the weights, and has options for what may differ.
 
     Returns:
         Warnings of vocabularies that needn't agree and don't.
@@ -39,11 +40,20 @@ def check_feature_mapping(
     names = {"categories": "category vocabularies", "dense": "transform of the integer columns"}
     needed = [key for key, wanted in (("categories", vocabularies), ("dense", dense)) if wanted]
     now = feature_mapping(dataset)
-    differs = [names[key] for key in needed if now[key] != trained[key]]
+    differs = [key for key in needed if now[key] != trained[key]]
     if differs:
+        remedy = "preprocess these rows with --vocabulary-from THE_TRAINING_DATASET"
+        options = {
+            "dense": "--tables-only takes the tables without the dense part, which alone depends on that transform",
+            "categories": "--allow-resized-tables takes rows over by their ids, where these still stand for the same "
+            "raw values",
+        }
+        if warm_start:
+            remedy = "; or ".join([remedy, *(options[key] for key in differs)])
         raise DatasetError(
-            f"{dataset.path}: its {' and '.join(differs)} differ from those that the model was trained with",
-            remedy="preprocess these rows with --vocabulary-from THE_TRAINING_DATASET",
+            f"{dataset.path}: its {' and '.join(names[key] for key in differs)} differ from those that the model was "
+            "trained with",
+            remedy=remedy,
         )
     if now["categories"] != trained["categories"]:
         return [

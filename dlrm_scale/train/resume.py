@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
 from dlrm_scale.checkpoint import Chain, DamagedFileError, Restored, restore
-from dlrm_scale.checkpoint.chain.lossy import lossy_restores_after, stored_codecs
+from dlrm_scale.checkpoint.chain.lossy import lossy_restores_after
 from dlrm_scale.checkpoint.chain.schema_match import SchemaChanges
-from dlrm_scale.config import CheckpointConfig, Config
+from dlrm_scale.config import Config
 from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.errors import CheckpointError, DlrmScaleError
 from dlrm_scale.models.initial_rows import fill_initial_rows
@@ -22,8 +22,9 @@ from dlrm_scale.sharding.shard import ShardedModel
 from dlrm_scale.train.chain_choice import gather_patiently
 from dlrm_scale.train.feature_mapping import check_feature_mapping
 from dlrm_scale.train.random_state import restore_random_state
+from dlrm_scale.train.restore_notes import chain_notes, change_notes, lossy_notes, trained_precision_notes
 from dlrm_scale.train.warm_start import WarmStart
-from dlrm_scale.units import format_bytes, format_count
+from dlrm_scale.units import format_bytes
 
 __all__ = ["RestoreReport", "RestoredRun", "describe_restore", "restore_run"]
 
@@ -114,6 +115,7 @@ def restore_run(
         dataset,
         dense=not options.tables_only,
         vocabularies=not (options.allow_new_tables or options.allow_resized_tables),
+        warm_start=not position,
     )
     damaged: dict[str, str] = {}
     while True:
@@ -162,11 +164,11 @@ def restore_run(
             damaged=tuple(damaged.values()),
         ),
         notes=[
-            *_damage_notes(chain, damaged),
+            *chain_notes(chain, damaged),
             *mapping,
-            *_change_notes(restored.changes),
-            *_lossy_notes(chain, lossy_restores, config.checkpoint),
-            *_precision_notes(restored.extra.get("precision", "fp32"), config.train.precision),
+            *change_notes(restored.changes),
+            *lossy_notes(chain, lossy_restores, config.checkpoint),
+            *trained_precision_notes(restored.extra.get("precision", "fp32"), config.train.precision),
         ],
     )
 
@@ -205,52 +207,6 @@ def _fill_missing(sharded: ShardedModel, changes: SchemaChanges, seed: int) -> N
         fill_initial_rows(shard.weight[rows], spec, replace(region, row_start=first), seed)
         for state in shard.state.values():
             state.detach()[rows].zero_()
-
-
-def _damage_notes(chain: Chain, damaged: Mapping[str, str]) -> list[str]:
-    notes = [f"skipped a newer checkpoint, {reason}" for reason in chain.skipped]
-    listed = " ".join(notes)
-    notes += [
-        f"went by other files, as {reason}" for reason in [*damaged.values(), *chain.detours] if reason not in listed
-    ]
-    steps = [skip.step for skip in chain.skipped if skip.step is not None]
-    if steps and max(steps) > chain.step:
-        lost = max(steps) - chain.step
-        notes.append(f"{lost:,} steps are lost: step {chain.step} is the newest that can be restored")
-    return notes
-
-
-def _change_notes(changes: SchemaChanges) -> list[str]:
-    notes = [f"table {name} is new: all its rows have initial values" for name in changes.new]
-    for name, (before, now) in changes.resized.items():
-        if now > before:
-            notes.append(f"table {name} has grown from {before:,} to {now:,} rows: the new ones have initial values")
-        else:
-            notes.append(f"table {name} has shrunk from {before:,} to {now:,} rows: {before - now:,} are cut off")
-    return notes
-
-
-def _lossy_notes(chain: Chain, lossy_restores: int, config: CheckpointConfig) -> list[str]:
-    notes = []
-    codecs = stored_codecs(chain.manifests)
-    if codecs or any(manifest.lossy for manifest in chain.manifests):
-        kinds = f" ({', '.join(codecs)})" if codecs else ""
-        notes.append(
-            f"not bit-exact: rows or state in this chain were rounded{kinds}; lossy restores of the run so far: "
-            f"{format_count(lossy_restores)} of {config.expected_restores} expected"
-        )
-    if config.delta_rows == "int8" and lossy_restores >= config.expected_restores:
-        notes.append(
-            f"warning: checkpoint.delta_rows = int8 is off: the run has had {lossy_restores} lossy restores, and "
-            f"checkpoint.expected_restores is {config.expected_restores}; deltas keep their rows in fp32"
-        )
-    return notes
-
-
-def _precision_notes(trained: str, now: str) -> list[str]:
-    if trained == now:
-        return []
-    return [f"the checkpoint was trained with train.precision = {trained!r}; from here on the dense part runs in {now}"]
 
 
 def describe_restore(report: RestoreReport, what: str, ranks: int) -> str:

@@ -13,7 +13,9 @@ from dlrm_scale.train.resume import RestoredRun, describe_restore, restore_run
 from dlrm_scale.train.run_folder import RunFolder, RunRequest
 from dlrm_scale.train.setup import ModelOnRanks
 
-__all__ = ["choose_start", "fill_model"]
+__all__ = ["NO_CHECKPOINT_YET", "choose_start", "fill_model"]
+
+NO_CHECKPOINT_YET = "the run has no checkpoint yet: starting from its beginning"
 
 
 def choose_start(request: RunRequest, ranks: Ranks) -> tuple[Chain | None, bool]:
@@ -52,7 +54,7 @@ def fill_model(
 ) -> RestoredRun | None:
     """Give the model its values; return what was restored, None for a run that begins with initial values."""
     if request.resume and not continues:
-        notes.append("the run has no checkpoint yet: starting from its beginning")
+        notes.append(NO_CHECKPOINT_YET)
     if chain is None:
         model.fill_initial_rows(request.config.model.seed)
         return None

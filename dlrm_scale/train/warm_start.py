@@ -69,15 +69,20 @@ def check_same_model(config: Config, warm_start: WarmStart) -> None:
     saved = Path(warm_start.run) / "config.toml"
     if not saved.is_file():
         raise ConfigError(f"--init-from {warm_start.run}: there is no run", remedy="name the folder of a run")
-    of_tables = ("model.dim", "model.pooling")
+    of_tables = ("model.dim", "model.pooling", "sparse_optimizer.kind")
     different = [
         f"{path} is {after}, there {before}"
         for path, (before, after) in differing(load_config(saved), config).items()
-        if (path in of_tables if warm_start.tables_only else path.startswith("model.") and path != "model.seed")
+        if path in of_tables or (not warm_start.tables_only and _is_of_dense_part(path))
     ]
     if different:
         raise ConfigError(
-            f"--init-from {warm_start.run}: its weights belong to another model:\n  " + "\n  ".join(different),
-            remedy="give this run the same model settings"
+            f"--init-from {warm_start.run}: its weights and optimizer state belong to another model:\n  "
+            + "\n  ".join(different),
+            remedy="give this run the same settings"
             + ("" if warm_start.tables_only else ", or take its tables alone with --tables-only"),
         )
+
+
+def _is_of_dense_part(path: str) -> bool:
+    return path == "dense_optimizer.kind" or (path.startswith("model.") and path != "model.seed")

@@ -198,6 +198,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoints(datas
         (["sample", "--set", "run.path={}"], "data.path is not set"),
         (["--resume", "auto", "--set", "run.path={}"], "no run in"),
         (["sample", "--resume", "latest", "--set", "run.path={}"], "allowed: auto, or the step"),
+        (["sample", "--resume", "soon", "--set", "run.path={}"], "remedy: --resume auto goes on from the newest"),
         (["sample", "--set", "run.path={}", "--set", "data.path=d", "--set", "model.dim=6"], "model.dim"),
         (["sample", "--set", "run.path={}", "--set", "data.path=d", "--set", "data.streams=3"], "data.streams"),
         (["sample", "--nproc", "0"], "greater than or equal to 1"),

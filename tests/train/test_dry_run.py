@@ -1,6 +1,7 @@
 """A dry run tells what a run would do, refuses what it would refuse, and leaves no trace."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,13 @@ def test_what_does_not_fit_is_told_with_its_plan_and_exits_as_the_run_would(
         (["data.path=/nowhere"], 1, "/nowhere"),
         (["sharding.kind=grid_shard", "model.pooling=mean"], 3, "grid"),
         (["run.path=/proc/version/run"], 2, "/proc/version is a file"),
+        (["run.path=/proc/run"], 2, "run.path /proc/run: /proc can't be written"),
+        (["checkpoint.path=/proc/ck"], 2, "checkpoint.path: rank 0 can't write to /proc/ck: /proc can't be written"),
+        (
+            ["checkpoint.merger=true", "checkpoint.policy=one_shot"],
+            2,
+            "checkpoint.merger = true with checkpoint.policy",
+        ),
     ],
 )
 def test_mistakes_are_refused(
@@ -124,3 +132,96 @@ def test_a_run_that_goes_on_is_rehearsed_from_its_checkpoint_and_left_as_it_is(d
     # and it does go on there
     run_training(2, run, dataset, ["train.max_steps=7"], resume=True)
     assert [record["step"] for record in log_records(run, "train")] == list(range(1, 8))
+
+
+def test_a_place_that_is_not_written_to_is_told(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = run_json(capsys, *_words(tmp_path / "run", dataset, "checkpoint.path=memory://bucket/run"))
+    assert found["notes"][0].startswith("checkpoint.path = memory://bucket/run: looked at, not written to")
+
+
+def _small(path: Path, table_rows: list[int], rows: int = 150) -> Path:
+    make_dataset(path, rows, table_rows=table_rows)
+    return path
+
+
+ROWS = [3, 4, 10, 2, *[40] * 22]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a baseline of step 2 and deltas of steps 4 and 5, with its dataset beside it."""
+    base = tmp_path_factory.mktemp("trained")
+    settings = ["sharding.kind=row_wise", "train.max_steps=5", "checkpoint.every_steps=2"]
+    run_training(1, base / "run", _small(base / "dataset", ROWS), settings)
+    return base / "run"
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "flags", "code", "says"),
+    [
+        ([5, *ROWS[1:]], [], [], 4, "table C1 is 3 x 16 in the checkpoint, 5 x 16 in the model"),
+        ([5, *ROWS[1:]], [], ["--allow-resized-tables"], 0, "table C1 has grown from 3 to 5 rows"),
+        (ROWS, ["sparse_optimizer.kind=sgd"], [], 2, "sparse_optimizer.kind is sgd, there rowwise_adagrad"),
+        (ROWS, ["dense_optimizer.kind=sgd"], [], 2, "dense_optimizer.kind is sgd, there adam"),
+        (ROWS, ["dense_optimizer.kind=sgd"], ["--tables-only"], 0, "checkpoint of step 5 of"),
+    ],
+)
+def test_what_another_run_would_be_refused_is_refused_as_the_run_would(
+    trained: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    rows: list[int],
+    settings: list[str],
+    flags: list[str],
+    code: int,
+    says: str,
+) -> None:
+    dataset = _small(tmp_path / "dataset", rows) if rows != ROWS else trained.parent / "dataset"
+    words = [*_words(tmp_path / "run", dataset, "train.max_steps=1", *settings), "--init-from", str(trained), *flags]
+    assert run_command(*words) == code
+    told = capfd.readouterr()
+    assert says in told.out + told.err
+    assert not (tmp_path / "run").exists()
+    words.remove("--dry-run")
+    assert run_command(*words) == code
+    if code:
+        assert says in capfd.readouterr().err
+
+
+def test_state_of_other_column_splits_is_refused_as_by_the_run(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    split = ["sharding.kind=column_wise", "sharding.allow_split_row_state=true", "train.max_steps=1"]
+    run_training(1, run, trained.parent / "dataset", split)
+    words = ["train", "--resume", "auto", "--nproc", "1", "--set", f"run.path={run}", "--set", "sharding.kind=row_wise"]
+    words += ["--set", "sharding.allow_split_row_state=false", "--dry-run"]
+    for _ in range(2):
+        assert run_command(*words) == 4
+        assert "row-wise optimizer state can't be carried over" in capsys.readouterr().err
+        words = [word for word in words if word != "--dry-run"]
+
+
+@pytest.mark.parametrize(("damage", "says"), [("short", "has 100 bytes"), ("missing", "is missing")])
+def test_a_resume_names_the_damage_and_the_steps_that_it_would_lose(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str, says: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    [file] = (run / "checkpoints" / "data").glob("00000003-*-r0.safetensors")
+    file.write_bytes(b"x" * 100) if damage == "short" else file.unlink()
+    found = run_json(capsys, "train", "--resume", "auto", "--set", f"run.path={run}", "--dry-run")
+    told = "\n".join(found["notes"])
+    assert f"skipped a newer checkpoint, manifests/00000003-s1.json (step 5): data/{file.name}" in told
+    assert says in told
+    assert "1 steps are lost: step 4 is the newest that can be restored" in told
+    assert found["start_step"] == 4
+
+
+def test_going_back_on_purpose_is_told(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, "train", "--resume", "2", "--set", f"run.path={trained}", "--dry-run")
+    assert "going back to step 2: what was saved after it, up to manifests/00000003-s1.json, is left" in str(
+        found["notes"]
+    )
