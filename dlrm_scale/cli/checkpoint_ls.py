@@ -26,15 +26,17 @@ def ls(run: Run, as_json: AsJson = False) -> None:
     if as_json:
         print_json([{**asdict(row), "best": row.name in best} for row in rows])
         raise typer.Exit(_DAMAGED if damaged else 0)
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
     from dlrm_scale.units import format_bytes, format_count
 
-    table = Table("name", "kind", "step", "rows", "size", "time", "state")
+    table = Table("name", "kind", "step", "rows", "size", "time", "state", box=SIMPLE_HEAD, pad_edge=False)
     for column in table.columns[2:5]:
         column.justify = "right"
-    table.columns[0].overflow = "fold"  # it can be given to `show`
+    table.columns[0].overflow = "fold"  # whole, as it can be given to `show`
+    table.columns[5].no_wrap = True
     for row in rows:
         table.add_row(
             short_name(row.name),

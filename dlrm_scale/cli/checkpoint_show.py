@@ -21,11 +21,11 @@ def show(
         typer.Argument(
             help="Step of a checkpoint as `ls` lists it, its newest if there are several; latest or previous; or the "
             "checkpoint's name as `ls` has it.",
-            metavar="[STEP]",
+            metavar="STEP",
         ),
     ] = "latest",
     later: Annotated[
-        str | None, typer.Argument(help="Of a later checkpoint: show what changed between the two.", metavar="[STEP]")
+        str | None, typer.Argument(help="Of a later checkpoint: show what changed between the two.", metavar="LATER")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -17,14 +17,17 @@ def find_checkpoints(run: str) -> str:
     """Folder or URL of the checkpoints that a user means.
 
     Args:
-        run: a run's folder, wherever it was moved to; a folder of checkpoints; or the URL of a store.
+        run: a run's folder, wherever it was moved to; a folder of checkpoints; either of them as `file://…`; or the
+            URL of a store.
 
     Raises:
         ConfigError: the run's config can't be read.
     """
-    folder = Path(run)
-    if "://" in run:
+    protocol, separator, path = run.partition("://")
+    if separator and protocol not in ("file", "local"):
         return run
+    run = path if separator else run
+    folder = Path(run)
     if (folder / "config.toml").is_file():
         return load_config(folder / "config.toml").checkpoint.path or str(folder / "checkpoints")
     return str(folder / "checkpoints") if (folder / "checkpoints").is_dir() else run

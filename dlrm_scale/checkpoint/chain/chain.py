@@ -218,7 +218,7 @@ def open_step(location: Location, step: int) -> Chain:
                 return chain
             raise CheckpointError(
                 f"{name} (step {step}) in {storage.address} can't be used: {chain}",
-                remedy="put the named files back from a copy, or name another step that `dlrm-scale checkpoint ls` lists",
+                remedy="put the named files back from a copy, or name another step that `checkpoint ls` lists",
             )
     known = ", ".join(map(str, sorted(steps))) or "none"
     raise CheckpointError(f"{storage.address} has no checkpoint of step {step}", remedy=f"name one of these: {known}")

@@ -22,7 +22,7 @@ import fsspec
 
 from dlrm_scale.checkpoint.storage.object_files import PART_BYTES, ObjectReader, ObjectWriter
 from dlrm_scale.checkpoint.storage.store_calls import Retries, StoreCalls, StoreTimeoutError, UncertainWriteError
-from dlrm_scale.errors import ConfigError
+from dlrm_scale.errors import ConfigError, StorageError
 from dlrm_scale.units import MIB
 
 __all__ = ["ObjectStorage", "open_object_storage"]
@@ -33,8 +33,14 @@ _EXCLUSIVE_PROTOCOLS = frozenset({"s3", "s3a", "gs", "gcs", "memory"})
 _BUCKET_PROTOCOLS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "oci"})
 """Which have no folders; making one could make a bucket of a misspelt name."""
 
+_NO_STORES = frozenset({"data", "ftp", "git", "github", "http", "https", "jupyter", "reference", "sftp", "ssh"})
+"""Which fsspec opens, and which can't be written to, or not so that a file appears whole or not at all."""
+
 _LINK_LIMIT_BYTES = 512 * MIB
 """Of a file that is given a second name; they are manifests."""
+
+
+_REMEDY = "name a folder, or a bucket as s3://… or gs://…"
 
 
 class ObjectStorage:
@@ -240,9 +246,12 @@ def open_object_storage(url: str, retries: Retries | None = None) -> ObjectStora
     """Open a URL; no request is made.
 
     Raises:
-        ConfigError: the protocol isn't known, its library isn't installed, or the URL has a password.
+        ConfigError: the protocol isn't known or no store, its library isn't installed, or the URL has a password.
+        StorageError: its host doesn't answer, of a protocol that asks it already.
     """
     protocol = url.split("://", 1)[0]
+    if protocol in _NO_STORES:
+        raise ConfigError(f"{url}: checkpoints can't be kept under {protocol}://", remedy=_REMEDY)
     if "::" in url:
         raise ConfigError(f"{protocol}://: chained URLs aren't supported: a cache would hide other ranks' files")
     if "@" in url.split("://", 1)[1].split("/", 1)[0]:
@@ -258,7 +267,9 @@ def open_object_storage(url: str, retries: Retries | None = None) -> ObjectStora
         remedy = f".venv/bin/pip install 'dlrm-scale[{extra}]'" if extra else "install the package that it names"
         raise ConfigError(f"{protocol}:// can't be opened: {error}", remedy=remedy) from error
     except ValueError as error:
-        raise ConfigError(f"{url} can't be opened: {error}", remedy="name a folder, s3://… or gs://…") from error
+        raise ConfigError(f"{url} can't be opened: {error}", remedy=_REMEDY) from error
+    except OSError as error:
+        raise StorageError(f"{url} can't be opened: {error}", remedy="check the host, and try again") from error
     return ObjectStorage(filesystem, root, address=url.rstrip("/"), retries=retries)
 
 
