@@ -2,14 +2,10 @@
 
 from dataclasses import dataclass
 
-from dlrm_scale.layout import ShardLayout, ShardRegion
-from dlrm_scale.sharding.plan_rows import state_bytes
+from dlrm_scale.layout import ShardLayout
+from dlrm_scale.sharding.shard_memory import shard_memory
 
 __all__ = ["TableMemory", "table_memory"]
-
-_REPLICA_COPIES = 2
-"""A data-parallel table's gradient is as large as the table, and DDP's bucket holds it once more (measured on CPU with
-2 and 3 ranks, SGD and row-wise Adagrad)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,21 +38,18 @@ def table_memory(layout: ShardLayout, rank: int, optimizer: str) -> TableMemory:
         optimizer: of the tables.
     """
     replicated = {table.spec.name for table in layout.tables if table.replicated}
-    regions = layout.regions_of_rank(rank)
-    weights = sum(_weight_bytes(r) for r in regions if r.table not in replicated)
-    replicas = sum(_weight_bytes(r) for r in regions if r.table in replicated)
+    shards = [
+        (r.table, shard_memory(r.rows, r.columns, optimizer, replicated=r.table in replicated))
+        for r in layout.regions_of_rank(rank)
+    ]
     by_table: dict[str, int] = {}
-    for region in regions:
-        by_table[region.table] = by_table.get(region.table, 0) + _weight_bytes(region)
+    for table, shard in shards:
+        by_table[table] = by_table.get(table, 0) + shard.weights + shard.replicas
     return TableMemory(
-        weights=weights,
-        optimizer_state=sum(state_bytes(r.rows, r.columns, optimizer) for r in regions),
-        replicas=replicas,
-        replica_gradients=_REPLICA_COPIES * replicas,
-        touched_rows=sum(r.rows for r in regions),
+        weights=sum(shard.weights for _, shard in shards),
+        optimizer_state=sum(shard.optimizer_state for _, shard in shards),
+        replicas=sum(shard.replicas for _, shard in shards),
+        replica_gradients=sum(shard.replica_gradients for _, shard in shards),
+        touched_rows=sum(shard.touched_rows for _, shard in shards),
         largest_table=max(by_table, key=lambda name: by_table[name], default=""),
     )
-
-
-def _weight_bytes(region: ShardRegion) -> int:
-    return 4 * region.rows * region.columns

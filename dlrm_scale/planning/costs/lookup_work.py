@@ -38,8 +38,8 @@ def row_hits(table: TableStats, samples: int) -> RowHits:
     """Spread a batch's ids over a table's rows.
 
     `lookups_before_row` says where ids fall. Within each of its ranges they count as drawn evenly, which gives the
-    distinct rows of the range; all ranges together are brought to the distinct rows that the table's own curve says,
-    as hot rows within a range, wherever they lie, make them fewer.
+    distinct rows of the range. Hot rows within a range, wherever they lie, make them fewer: where the table has a curve
+    of its distinct rows, all ranges together are brought to it.
 
     Args:
         table: with its curves.
@@ -52,7 +52,7 @@ def row_hits(table: TableStats, samples: int) -> RowHits:
     lookups = samples * table.lookups_per_sample * shares
     widths, hits = np.diff(rows), np.diff(lookups)
     even = np.minimum(widths * -np.expm1(-hits / widths), hits)
-    total = table.unique_rows_of(samples)
-    unique = even * (total / even.sum()) if even.sum() > 0 else even
-    unique = np.minimum(unique, np.minimum(widths, hits))
+    unique = even
+    if table.unique_rows and even.sum() > 0:
+        unique = np.minimum(even * (table.unique_rows_of(samples) / even.sum()), np.minimum(widths, hits))
     return RowHits(rows=rows, lookups=lookups, unique_rows=np.concatenate(([0.0], np.cumsum(unique))))

@@ -10,11 +10,10 @@ from dlrm_scale.layout import ShardLayout
 from dlrm_scale.models.size_estimate import dense_sizes
 from dlrm_scale.schema import CATEGORY_COLUMNS, INTEGER_COLUMNS
 from dlrm_scale.sharding.ranks import Ranks
+from dlrm_scale.sharding.shard_memory import ID_COPIES
 
 __all__ = ["batch_bytes", "id_bytes", "looked_up_columns", "looked_up_ids", "mean_ids", "scoring_bytes"]
 
-_ID_COPIES = 10
-"""Of a lookup's 8-byte id: half of them as it comes and is sent, half where it is received and sorted by row."""
 _SCORED_VECTOR_COPIES = 2
 """Of a row's pooled vectors without gradients: as they arrive, and joined with the bottom MLP's (measured on 1 and 2
 ranks). On several ranks those that are looked up here come on top."""
@@ -85,7 +84,7 @@ def looked_up_columns(layout: ShardLayout, rank: int, ranks: int) -> int:
 def id_bytes(rows: int, layout: ShardLayout, ranks: Ranks, ids: Sequence[float]) -> int:
     """Return what the ids of a batch of so many rows a rank take on their way to the tables."""
     received = looked_up_ids(layout, ranks.rank, ranks.ranks, ids)
-    return int(8 * rows * _ID_COPIES * (sum(ids) + received) / 2)
+    return int(8 * rows * ID_COPIES * (sum(ids) + received) / 2)
 
 
 def scoring_bytes(config: Config, split_rows: int, layout: ShardLayout, ranks: Ranks, ids: Sequence[float]) -> int:

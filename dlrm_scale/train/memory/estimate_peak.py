@@ -13,15 +13,15 @@ from dlrm_scale.data.loading.loader import BATCHES_IN_USE, TrainLoader
 from dlrm_scale.data.loading.row_kernels import RAGGED_ROW_WORDS, ROW_WORDS
 from dlrm_scale.data.loading.windows import windows_ahead
 from dlrm_scale.layout import ShardLayout
-from dlrm_scale.models.size_estimate import dense_sizes
+from dlrm_scale.models.size_estimate import ACTIVATION_COPIES, DENSE_STATES, dense_sizes
 from dlrm_scale.sharding.memory_estimate import table_memory
 from dlrm_scale.sharding.ranks import Ranks
+from dlrm_scale.sharding.shard_memory import VECTOR_COPIES
 from dlrm_scale.train.memory.batch_memory import batch_bytes, id_bytes, looked_up_columns, mean_ids, scoring_bytes
 from dlrm_scale.train.memory.process_memory import resident_bytes
 from dlrm_scale.units import MIB
 
 __all__ = [
-    "DENSE_STATES",
     "READER_BYTES",
     "SCORE_BYTES",
     "MemoryEstimate",
@@ -30,11 +30,6 @@ __all__ = [
     "estimate_memory",
 ]
 
-DENSE_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
-_VECTOR_COPIES = 3
-"""Of a row's pooled vectors: as looked up, exchanged, joined with the bottom MLP's, and some gradients (measured)."""
-_ACTIVATION_COPIES = 1.25
-"""Activations, and those gradients that are alive at one time (measured on an MLP and a DCNv2)."""
 _RECORD_BATCHES_BYTES = 12 * MIB
 READER_BYTES = 4 * MIB
 """Of a thread that reads ahead, beside its windows: the record batches it holds, the numbers that permute a window."""
@@ -118,8 +113,8 @@ def estimate_memory(
     validation_rows = -(-(config.train.validation_batch_size or config.data.batch_size) // ranks.ranks)
     states = DENSE_STATES[config.dense_optimizer.kind]
     slices = min(config.train.micro_batches, rows)
-    activations = int(4 * dense.activations_per_row * -(-rows // slices) * _ACTIVATION_COPIES)
-    vectors = 4 * rows * _VECTOR_COPIES * max(dense.vectors_per_row, looked_up_columns(layout, ranks.rank, ranks.ranks))
+    activations = int(4 * dense.activations_per_row * -(-rows // slices) * ACTIVATION_COPIES)
+    vectors = 4 * rows * VECTOR_COPIES * max(dense.vectors_per_row, looked_up_columns(layout, ranks.rank, ranks.ranks))
     training = activations + vectors + id_bytes(rows, layout, ranks, pooling)
     scoring = scoring_bytes(config, dataset.split_rows("validation"), layout, ranks, pooling)
     batches = (config.data.prefetch_batches + BATCHES_IN_USE) * a_batch

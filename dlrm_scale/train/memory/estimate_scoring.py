@@ -4,12 +4,11 @@ from dlrm_scale.config import Config
 from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.data.loading.loader import BATCHES_IN_USE
 from dlrm_scale.layout import ShardLayout
-from dlrm_scale.models.size_estimate import dense_sizes
+from dlrm_scale.models.size_estimate import DENSE_STATES, dense_sizes
 from dlrm_scale.sharding.memory_estimate import table_memory
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.train.memory.batch_memory import batch_bytes, mean_ids, scoring_bytes
 from dlrm_scale.train.memory.estimate_peak import (
-    DENSE_STATES,
     READER_BYTES,
     SCORE_BYTES,
     MemoryEstimate,
