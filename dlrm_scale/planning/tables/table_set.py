@@ -1,12 +1,15 @@
 """A set of tables as the planner sees it: sizes, and how their rows are looked up."""
 
 import hashlib
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from scipy.interpolate import PchipInterpolator
 
 from dlrm_scale.models.tables import DIM_MULTIPLE, MAX_TABLE_ROWS
 from dlrm_scale.schema import Pooling, TableSpec
@@ -94,9 +97,10 @@ class TableStats(_Record):
         points = [(0, 0.0), *self.hot_rows]
         if self.hot_rows and points[-1][0] < self.rows:
             points.append((self.rows, 1.0))
-        shares = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points)]
-        for (row, _), (before, after) in zip(points[1:], pairwise(shares), strict=False):
-            if after > before * (1 + _ROUNDING) + _ROUNDING / self.rows:
+        bands = [(b[0] - a[0], (b[1] - a[1]) / (b[0] - a[0])) for a, b in pairwise(points)]
+        for (row, _), ((n, before), (m, after)) in zip(points[1:], pairwise(bands), strict=False):
+            # Shares near 1 are rounded in the sixth digit.
+            if after > before * (1 + _ROUNDING) + 2e-6 * (1 / n + 1 / m):
                 raise ValueError(f"hot_rows: rows after the hottest {row} get more lookups a row than those before")
 
     @property
@@ -107,23 +111,22 @@ class TableStats(_Record):
     def unique_rows_of(self, samples: float) -> float:
         """Distinct rows that a batch of `samples` looks up, in the mean.
 
-        Between measured points by straight lines in log-log; before the first in proportion; beyond the last by the
-        slope of the last two; never more than the lookups or the rows. Without points as rows drawn evenly.
+        Between points by monotone cubics in log-log (straight lines are up to 8 % low between batch sizes 4 times
+        apart); before the first in proportion; beyond the last by the slope of the last two; never more than the
+        lookups or the rows. Without points as rows drawn evenly.
         """
         lookups = samples * self.lookups_per_sample
         if not self.unique_rows:
             even = self.rows * -np.expm1(lookups * np.log1p(-1.0 / self.rows)) if self.rows > 1 else 1.0
             return float(min(even, lookups))
-        x = np.log([s for s, _ in self.unique_rows])
-        y = np.log([max(1e-9, u) for _, u in self.unique_rows])
-        at = np.log(max(samples, 1e-9))
-        if at <= x[0]:
-            value = np.exp(y[0] + at - x[0])
-        elif at >= x[-1]:
-            slope = (y[-1] - y[-2]) / (x[-1] - x[-2]) if len(x) > 1 else 1.0
-            value = np.exp(y[-1] + slope * (at - x[-1]))
+        at = math.log(max(samples, 1e-9))
+        curve = _log_curve(self.unique_rows)
+        if at <= curve.x[0]:
+            value = math.exp(curve.y[0] + at - curve.x[0])
+        elif at >= curve.x[-1]:
+            value = math.exp(curve.y[-1] + curve.last_slope * (at - curve.x[-1]))
         else:
-            value = np.exp(np.interp(at, x, y))
+            value = math.exp(curve.between(at))
         return float(min(value, lookups, self.rows))
 
     def share_of_rows(self, start: int, end: int) -> float:
@@ -174,6 +177,22 @@ class TableSet(_Record):
         """Hash of what a plan depends on in the tables themselves: names, sizes, pooling and optimizer."""
         parts = repr((self.optimizer, [(t.name, t.rows, t.dim, t.pooling) for t in self.tables]))
         return hashlib.sha256(parts.encode()).hexdigest()[:32]
+
+
+class _LogCurve(NamedTuple):
+    x: list[float]
+    y: list[float]
+    last_slope: float
+    between: Callable[[float], float]
+
+
+@lru_cache(maxsize=1 << 14)
+def _log_curve(points: tuple[tuple[int, float], ...]) -> _LogCurve:
+    x = [math.log(samples) for samples, _ in points]
+    y = [math.log(max(1e-9, rows)) for _, rows in points]
+    if len(points) == 1:
+        return _LogCurve(x, y, 1.0, lambda at: y[0])
+    return _LogCurve(x, y, (y[-1] - y[-2]) / (x[-1] - x[-2]), PchipInterpolator(x, y))
 
 
 def check_dim(dim: int) -> str | None:
