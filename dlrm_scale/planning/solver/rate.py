@@ -45,8 +45,9 @@ def rate(problem: Problem, assignment: Assignment) -> Rating:
         else:
             where = np.asarray(ranks, dtype=np.int64)
             # A rank may hold several shards of one table.
-            np.add.at(load, (slice(None), where), costs)
-            np.add.at(memory, where, option.memory_bytes)
+            shards = np.bincount(where, minlength=problem.ranks)
+            load += costs * shards
+            memory += option.memory_bytes * shards
     charges = charged_ms(problem, chosen)
     step = float(load.max(axis=1).sum()) + charges + problem.base_ms
     return Rating(load_ms=load, memory_bytes=memory, charges_ms=charges, step_ms=step)

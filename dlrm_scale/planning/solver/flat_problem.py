@@ -1,0 +1,162 @@
+"""A problem as arrays, one entry an option, with the symmetries of its ranks used.
+
+Options that another one of their table beats in everything are left out, and on one host a placement by hosts is one by
+ranks.
+
+P phases, W ranks, H hosts of L ranks, O options of all tables together, C charges.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dlrm_scale.planning.solver.problem import Assignment, Option, Placement, Problem
+
+__all__ = ["FlatProblem", "flatten"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlatProblem:
+    """See the module.
+
+    Attributes:
+        ranks: W.
+        ranks_per_host: L.
+        capacity_bytes: of one rank.
+        first: `[tables + 1]`: options of table t are `first[t]` to `first[t + 1]`.
+        table: `[O]` of each option.
+        index: `[O]`: the option's place among its table's in the problem.
+        placement: of each option; on one host `all_ranks` or `ranks`.
+        listed: of each option: the problem's plans name its ranks, which they don't for `all_ranks`.
+        shards: `[O]`.
+        costs_ms: `[O, P]` of one shard.
+        memory_bytes: `[O]` of one shard.
+        stacked: `[O]`: how many shards some rank must hold; 1 unless there are more shards than ranks to hold them.
+        charged: `[O, C]` bool.
+        charge_ms: `[C]`.
+        base_ms: of every plan.
+    """
+
+    ranks: int
+    ranks_per_host: int
+    capacity_bytes: int
+    first: NDArray[np.int64]
+    table: NDArray[np.int64]
+    index: NDArray[np.int64]
+    placement: tuple[Placement, ...]
+    listed: tuple[bool, ...]
+    shards: NDArray[np.int64]
+    costs_ms: NDArray[np.float64]
+    memory_bytes: NDArray[np.int64]
+    stacked: NDArray[np.int64]
+    charged: NDArray[np.bool_]
+    charge_ms: NDArray[np.float64]
+    base_ms: float
+
+    @property
+    def tables(self) -> int:
+        """How many."""
+        return len(self.first) - 1
+
+    @property
+    def hosts(self) -> int:
+        """H."""
+        return self.ranks // self.ranks_per_host
+
+    @property
+    def uniform(self) -> NDArray[np.bool_]:
+        """`[O]`: one shard on every rank."""
+        return np.array([p == "all_ranks" for p in self.placement])
+
+    @property
+    def least_step_ms(self) -> NDArray[np.float64]:
+        """`[O]`: no plan with this option has a shorter step: its shards on one rank, and its charges."""
+        alone: NDArray[np.float64] = self.costs_ms.sum(axis=1) * self.stacked
+        return alone + self.charged @ self.charge_ms + self.base_ms
+
+    def options_of(self, table: int) -> range:
+        """Positions of a table's options."""
+        return range(int(self.first[table]), int(self.first[table + 1]))
+
+    def assignment(self, chosen: Sequence[int], ranks: Sequence[NDArray[np.int64]]) -> Assignment:
+        """Go back to the problem.
+
+        Args:
+            chosen: option of each table, counted over all tables.
+            ranks: of its shards, in their order.
+        """
+        return Assignment(
+            chosen=tuple(int(self.index[o]) for o in chosen),
+            ranks=tuple(
+                tuple(int(r) for r in where) if self.listed[o] else () for o, where in zip(chosen, ranks, strict=True)
+            ),
+        )
+
+
+def flatten(problem: Problem) -> FlatProblem:
+    """Make the arrays, in the order of tables and options."""
+    one_host = problem.ranks == problem.ranks_per_host
+    kept: list[tuple[int, int, Option, Placement]] = []
+    first = [0]
+    for table, options in enumerate(problem.options):
+        places = [_on_one_host(option.placement) if one_host else option.placement for option in options]
+        charges = [_charges(option, problem) for option in options]
+        for i, option in enumerate(options):
+            if not any(
+                _beats(options[j], places[j], charges[j], option, places[i], charges[i], on_a_tie=j < i)
+                for j in range(len(options))
+                if j != i
+            ):
+                kept.append((table, i, option, places[i]))
+        first.append(len(kept))
+    options = [option for _, _, option, _ in kept]
+    room = {p: problem.ranks_per_host if p == "one_host" else problem.ranks for p in get_args(Placement)}
+    return FlatProblem(
+        ranks=problem.ranks,
+        ranks_per_host=problem.ranks_per_host,
+        capacity_bytes=problem.memory_bytes,
+        first=np.array(first),
+        table=np.array([t for t, _, _, _ in kept]),
+        index=np.array([i for _, i, _, _ in kept]),
+        placement=tuple(p for _, _, _, p in kept),
+        listed=tuple(o.placement != "all_ranks" for o in options),
+        shards=np.array([o.shards for o in options]),
+        costs_ms=np.array([o.costs_ms for o in options], dtype=np.float64).reshape(len(kept), len(problem.phases)),
+        memory_bytes=np.array([o.memory_bytes for o in options], dtype=np.int64),
+        stacked=np.array([-(-o.shards // room[p]) for _, _, o, p in kept]),
+        charged=np.array([_charges(o, problem) for o in options], dtype=bool).reshape(len(kept), len(problem.charges)),
+        charge_ms=np.array([c.milliseconds for c in problem.charges], dtype=np.float64),
+        base_ms=problem.base_ms,
+    )
+
+
+def _on_one_host(placement: Placement) -> Placement:
+    return "all_ranks" if placement in ("all_ranks", "hosts") else "ranks"
+
+
+def _charges(option: Option, problem: Problem) -> tuple[bool, ...]:
+    return tuple(option.sharding_type in charge.sharding_types for charge in problem.charges)
+
+
+def _beats(
+    better: Option,
+    better_placement: Placement,
+    better_charges: tuple[bool, ...],
+    worse: Option,
+    worse_placement: Placement,
+    worse_charges: tuple[bool, ...],
+    on_a_tie: bool,
+) -> bool:
+    """Whether one option can stand wherever the other does, at no higher cost."""
+    freer = better_placement == worse_placement or (better_placement, worse_placement) == ("ranks", "one_host")
+    if not freer or better.shards != worse.shards:
+        return False
+    ours = (*better.costs_ms, better.memory_bytes, *better_charges)
+    theirs = (*worse.costs_ms, worse.memory_bytes, *worse_charges)
+    no_worse = all(a <= b for a, b in zip(ours, theirs, strict=True))
+    # Of two that are alike the freer stays, or the first.
+    alike = ours == theirs and better_placement == worse_placement
+    return no_worse and (on_a_tie if alike else True)
