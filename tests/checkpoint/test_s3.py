@@ -2,15 +2,19 @@
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dlrm_scale.checkpoint import find_chain, verify
+from dlrm_scale.checkpoint.chain.leases import hold_chain
 from dlrm_scale.checkpoint.storage.object_storage import ObjectStorage
 from dlrm_scale.checkpoint.storage.storage import open_storage
 from dlrm_scale.units import MIB
+from tests.checkpoint.merging import go_on, start
 from tests.checkpoint.simulated_run import TABLES, Run, load, make_layout, make_truth
+from tests.support.command_line import run_json
 
 s3fs = pytest.importorskip("s3fs")
 moto_server = pytest.importorskip("moto.server")
@@ -93,3 +97,21 @@ def test_saves_are_committed_restored_and_fenced(filesystem: Any) -> None:
     for engine in run.engines:
         engine.close()
     assert "start 2 has taken over s3://bucket/run" in str(run.engines[0].poll()[0].error)
+
+
+def test_merges_and_removals_keep_what_is_restored(capsys: pytest.CaptureFixture[str]) -> None:
+    url = "s3://bucket/merged"
+    storage = open_storage(url)
+    run = start(Path("never-used"), storages=[storage, storage])
+    go_on(run, range(6))
+    for step in (1, 3, 5):
+        assert len(run_json(capsys, "checkpoint", "merge", url, "--to", "baseline", "--step", step)["merged"]) == 1
+    with hold_chain(storage, lambda: find_chain(storage)) as chain:
+        assert chain is not None
+        found = run_json(capsys, "checkpoint", "gc", url)
+        assert found["users"]
+        assert [kept["step"] for kept in found["kept"]] == [5, 5]
+        assert found["removed_bytes"] > 0
+    assert storage.list_names("leases") == []
+    assert run_json(capsys, "checkpoint", "verify", url, "--level", "restore")["ok"]
+    assert load(url, make_layout("table_wise", 1), run.truth).equals(run.truth)  # type: ignore[arg-type]

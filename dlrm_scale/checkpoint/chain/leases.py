@@ -159,6 +159,12 @@ class Lease:
             self._name = None
             _held.discard(self)
 
+    def leave(self) -> None:
+        """Leave it to its expiry: a call to a store may still take effect in its name."""
+        with self._lock:
+            self._name = None
+            _held.discard(self)
+
     def _write(self) -> None:
         now = self._now()
         expires = now + LEASE_SECONDS

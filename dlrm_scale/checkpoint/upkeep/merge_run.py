@@ -36,6 +36,7 @@ from dlrm_scale.checkpoint.files.manifest import (
 from dlrm_scale.checkpoint.files.manifest_check import check_manifest
 from dlrm_scale.checkpoint.files.manifest_text import serialize_manifest
 from dlrm_scale.checkpoint.storage.storage import Storage
+from dlrm_scale.checkpoint.storage.store_calls import UncertainWriteError
 from dlrm_scale.checkpoint.upkeep.merge_plan import MergePlan
 from dlrm_scale.checkpoint.upkeep.merge_rows import Rows, RowsMerge
 from dlrm_scale.errors import CheckpointError
@@ -256,6 +257,12 @@ class MergeRun:
                 self.storage.link(temporary, manifest.name)
         except FileNotFoundError:
             swept = True
+        except UncertainWriteError:
+            # A store that doesn't answer may show the manifest later, so its data stays, and is no leftover before the
+            # lease is over.
+            self._written.clear()
+            self.lease.leave()
+            raise
         finally:
             with suppress(OSError):
                 self.storage.remove(temporary)

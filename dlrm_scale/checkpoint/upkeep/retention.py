@@ -220,6 +220,9 @@ def _remove_manifests(
     unread = {_writer(file.name) for file in others if file.manifest is None}
     data_names = [data.name for manifest in going for data in manifest.files]
     data_names = [name for name in data_names if name not in named and _writer(name) not in unread]
+    # A trainer or a merge may just have linked what stays and be about to sync it. After a loss of power the removals
+    # could be there, and the new name not.
+    storage.sync_folder("manifests")
     removed = _remove(storage, [manifest.name for manifest in going], lease, progress)
     return removed + _remove(storage, data_names, lease, progress)
 
