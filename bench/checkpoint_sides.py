@@ -2,26 +2,43 @@
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
-from dlrm_scale.checkpoint import CheckpointEngine, SaveOutcome, find_chain, restore
+from dlrm_scale.checkpoint import Chain, CheckpointEngine, SaveOutcome, find_chain, restore
 from dlrm_scale.checkpoint.saving.staging import HostStaging
 from dlrm_scale.config import CheckpointConfig
 from dlrm_scale.sharding.shard import ShardedModel
 from dlrm_scale.touched_rows import TouchedRows
+from dlrm_scale.units import MIB
 
-__all__ = ["Dcp", "Ours", "Saved", "ZipfIds"]
+__all__ = ["Dcp", "Ours", "Saved", "ZipfIds", "in_turns", "staging_of"]
 
 NEVER = 1e9
+T = TypeVar("T")
+
+
+def in_turns(rounds: int, sides: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
+    """Run all sides in each round, in the opposite order every other round."""
+    found: dict[str, list[T]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name in list(sides) if number % 2 == 0 else list(sides)[::-1]:
+            found[name].append(sides[name]())
+    return found
+
+
+def staging_of(sharded: ShardedModel) -> HostStaging:
+    """Memory for a copy of all rows and their state; sides that never save at the same time share it."""
+    whole = sum(s.weight.nbytes + sum(t.nbytes for t in s.state.values()) for s in sharded.local_shards)
+    return HostStaging(whole + MIB)
 
 
 class ZipfIds:
@@ -64,15 +81,15 @@ class Ours:
     Args:
         folder: made anew.
         sharded: the model on one rank.
+        staging: of `staging_of`.
         config: settings of checkpoints; deltas alone follow the first baseline.
     """
 
-    def __init__(self, folder: Path, sharded: ShardedModel, **config: object) -> None:
+    def __init__(self, folder: Path, sharded: ShardedModel, staging: HostStaging, **config: object) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         self.folder, self._sharded, self._step = folder, sharded, 0
         self.touched = TouchedRows([shard.region.rows for shard in sharded.local_shards])
         self.touched.enabled = True
-        whole = sum(s.weight.nbytes + sum(t.nbytes for t in s.state.values()) for s in sharded.local_shards)
         self._engine = CheckpointEngine(
             folder,
             layout=sharded.layout,
@@ -83,8 +100,14 @@ class Ours:
             store=None,
             config=CheckpointConfig(baseline_ratio=NEVER, **config),  # type: ignore[arg-type]
             optimizer="rowwise_adagrad",
-            staging=HostStaging(whole + (64 << 20)),
+            staging=staging,
         )
+
+    def change(self, drawn: Sequence[torch.Tensor]) -> None:
+        """Change rows and mark them, a tensor of ids a table, in the order of the model's shards."""
+        for shard, ids in zip(self._sharded.local_shards, drawn, strict=True):
+            shard.weight[ids.unique()] += 0.5
+        self.mark(drawn)
 
     def mark(self, ids: Sequence[torch.Tensor]) -> None:
         """Note rows as touched, a tensor of ids a table, in the order of the model's shards."""
@@ -128,11 +151,26 @@ class Ours:
             rows=outcome.rows,
         )
 
+    def chain(self) -> Chain:
+        """The newest one."""
+        chain = find_chain(self.folder)
+        assert chain is not None
+        return chain
+
+    def delta_parts(self) -> dict[str, int]:
+        """Bytes of the last save by what they are."""
+        manifest = self.chain().manifests[-1]
+        parts = dict.fromkeys(("rows", "state", "ids", "dense"), 0)
+        for file in manifest.files:
+            parts["dense"] += sum(tensor.size_bytes for tensor in file.tensors.values())
+            for name, tensor in ((n, t) for entry in file.entries for n, t in entry.tensors.items()):
+                parts[{"weight": "rows", "ids": "ids"}.get(name, "state")] += tensor.size_bytes
+        return parts | {"headers": manifest.size_bytes - sum(parts.values())}
+
     def restore(self) -> float:
         """Find the newest chain and fill the tables from it, hashes checked; seconds."""
         start = time.perf_counter()
-        chain = find_chain(self.folder)
-        assert chain is not None
+        chain = self.chain()
         sharded = self._sharded
         restored = restore(
             chain, layout=sharded.layout, shards=sharded.local_shards, rank=0, ranks=1, optimizer="rowwise_adagrad"
@@ -189,6 +227,24 @@ class Dcp:
             )
             yield started
             getattr(future, "upload_completion", future).result()
+
+    def checking_loads(self) -> Callable[[Callable[[], float]], Callable[[], float]]:
+        """Give what wraps a load: it clears all tensors before, and ends the program if they aren't as now after it."""
+        expected = {name: values.clone() for name, values in self.state.items()}
+
+        def checked(load: Callable[[], float]) -> Callable[[], float]:
+            def run() -> float:
+                for values in self.state.values():
+                    values.detach().zero_()
+                seconds = load()
+                for name, values in self.state.items():
+                    if not torch.equal(values, expected[name]):
+                        raise SystemExit(f"not the same work: {name} is restored with other values")
+                return seconds
+
+            return run
+
+        return checked
 
     def load(self) -> float:
         """Load into the live tensors; seconds."""
