@@ -16,7 +16,7 @@ backward            the backward pass, with the gradients' all-to-all, the table
 dense_optimizer     the optimizer of the dense part and of data-parallel tables, gradients dropped, rates set
 pipeline            TorchRec's SparseDist pipeline itself, beside the parts above
 agreement           waits for the other ranks' flags: stop, a loss that isn't finite
-checkpoint          stalled by a checkpoint: snapshot, or waiting for the one before
+checkpoint          saving: snapshots, waiting for the save before, and at the end for the last one
 evaluation          a validation, whatever happens inside it
 logging             metrics of a step, log lines, progress
 profile             starting the profiler and writing its trace

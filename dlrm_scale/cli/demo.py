@@ -148,7 +148,7 @@ def _table(raw: Path, runs: Path, killed_at: int, seconds: float) -> str:
         ("ranks", str(result["ranks"])),
         ("samples/s", format_count(result["samples_per_second"])),
         ("waiting for data", f"{result['data_wait_share']:.2%} of the time"),
-        ("stalled by checkpoints", f"{result['checkpoint_stall_share']:.2%} of the time"),
+        ("stalled by checkpoints", f"{result['checkpoints']['stall_share']:.2%} of the training time"),
         ("AUC on the last day", f"{reached['auc']:.4f} (attainable {attainable['auc']:.4f})"),
         ("logloss on the last day", f"{reached['logloss']:.4f} (attainable {attainable['logloss']:.4f})"),
         ("bytes of a full checkpoint", format_bytes(result["baseline_bytes"])),

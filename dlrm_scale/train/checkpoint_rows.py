@@ -8,8 +8,8 @@ from dlrm_scale.units import format_bytes, format_count, format_seconds
 __all__ = ["checkpoint_rows"]
 
 
-def checkpoint_rows(checkpoints: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Names and values of `Cadence.summary()`."""
+def checkpoint_rows(checkpoints: Mapping[str, Any], ranks: int) -> list[tuple[str, str]]:
+    """Names and values of `of_slowest_rank`."""
     baselines, deltas, failed = checkpoints["baselines"], checkpoints["deltas"], checkpoints["failed"]
     rows = [
         ("checkpoints", f"{baselines + deltas} committed, {failed} failed"),
@@ -22,7 +22,7 @@ def checkpoint_rows(checkpoints: Mapping[str, Any]) -> list[tuple[str, str]]:
     if checkpoints["most_steps_between"] is not None:
         rows.append(("checkpoint interval", _interval(checkpoints)))
     if checkpoints["measured_overhead"] is not None:
-        rows.append(("cost of checkpoints", _cost(checkpoints)))
+        rows.append(("cost of checkpoints", _cost(checkpoints, ranks)))
     return rows
 
 
@@ -35,9 +35,13 @@ def _interval(checkpoints: Mapping[str, Any]) -> str:
     return text
 
 
-def _cost(checkpoints: Mapping[str, Any]) -> str:
-    predicted = checkpoints["predicted_overhead"]
+def _cost(checkpoints: Mapping[str, Any], ranks: int) -> str:
     stalls, slower = checkpoints["stall_seconds"], checkpoints["interference_seconds"]
-    text = f"{checkpoints['measured_overhead']:.2%} of the time: stalls {format_seconds(stalls)}"
-    text += f", slower steps {format_seconds(slower)}"
+    stall_share, share = checkpoints["stall_share"], checkpoints["measured_overhead"]
+    text = f"{share:.2%} of the training time"
+    if ranks > 1:
+        text += f" on rank {checkpoints['slowest_rank']}, which lost most"
+    text += f": stalls {stall_share:.2%} ({format_seconds(stalls)})"
+    text += f", slower steps {share - stall_share:.2%} ({format_seconds(slower)})"
+    predicted = checkpoints["predicted_overhead"]
     return text + ("" if predicted is None else f"; predicted {predicted:.2%}")

@@ -43,9 +43,8 @@ class LoopEnd:
         rows: training rows of this start, over all ranks.
         seconds: wall time of the loop, without evaluation.
         data_wait_seconds: of it, waiting for batches on this rank.
-        checkpoint_seconds: of it, stalled by checkpoints on this rank.
         outcomes: of every checkpoint tried.
-        checkpoints: what they cost; see `Cadence.summary`.
+        checkpoints: what they cost on this rank; see `Cadence.summary`.
         final_loss: mean loss of the last log window.
     """
 
@@ -54,7 +53,6 @@ class LoopEnd:
     rows: int
     seconds: float
     data_wait_seconds: float
-    checkpoint_seconds: float
     outcomes: list[SaveOutcome]
     checkpoints: dict[str, object]
     final_loss: float | None
@@ -305,7 +303,6 @@ class TrainingLoop:
             rows=self._rows,
             seconds=self.clock.elapsed() - idle_seconds(self.clock),
             data_wait_seconds=self.loader.wait_seconds,
-            checkpoint_seconds=self.clock.seconds.get("checkpoint", 0.0),
             outcomes=self.saver.outcomes,
             checkpoints=self.saver.cadence.summary(),
             final_loss=self._window.loss,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+from dlrm_scale.checkpoint.saving.cadence import of_slowest_rank
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.train.attribution.attribution import Attribution, RankTime
 from dlrm_scale.train.loop import LoopEnd
@@ -27,14 +28,13 @@ class RunResult:
         seconds: wall time of the loop, without evaluation.
         samples_per_second: rows over seconds.
         data_wait_share: share of seconds in which rank 0 waited for batches.
-        checkpoint_stall_share: share of seconds in which rank 0 was stalled by checkpoints.
         loss: mean training loss of the last log window; None without steps.
         validation: metrics of the last validation; None after a stop or without such rows.
         baseline_bytes: bytes of the last committed baseline, or None.
         delta_bytes: mean bytes of the committed deltas, or None.
         checkpoints_committed: of this start.
         checkpoints_failed: of this start.
-        checkpoints: what they hold and cost, on rank 0; see `Cadence.summary`.
+        checkpoints: what they hold, and cost the slowest rank; see `Cadence.summary` and `of_slowest_rank`.
         peak_memory_bytes: largest resident host memory of a rank's process, over ranks.
         restore: what the restore at its beginning took, see `RestoreReport`; None without one.
         best: the best checkpoint of the run as in best.json; None where no validation has told one.
@@ -51,7 +51,6 @@ class RunResult:
     seconds: float
     samples_per_second: float
     data_wait_share: float
-    checkpoint_stall_share: float
     loss: float | None
     validation: dict[str, object] | None
     baseline_bytes: int | None
@@ -91,14 +90,13 @@ def make_result(
         seconds=end.seconds,
         samples_per_second=end.rows / end.seconds,
         data_wait_share=end.data_wait_seconds / end.seconds,
-        checkpoint_stall_share=end.checkpoint_seconds / end.seconds,
         loss=end.final_loss,
         validation=validation.as_dict() if validation else None,
         baseline_bytes=baselines[-1] if baselines else None,
         delta_bytes=sum(deltas) / len(deltas) if deltas else None,
         checkpoints_committed=len(committed),
         checkpoints_failed=len(end.outcomes) - len(committed),
-        checkpoints=end.checkpoints,
+        checkpoints=of_slowest_rank([c for c in ranks.gather_objects(end.checkpoints) if isinstance(c, dict)]),
         peak_memory_bytes=_peak_memory_bytes(ranks),
         attribution=Attribution(times=_times_of_ranks(time, ranks)).as_dict(),
     )

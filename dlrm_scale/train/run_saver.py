@@ -1,7 +1,7 @@
 """Saves a run: when a checkpoint is due, what goes into it, how it ended, and what that means for the run."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from dlrm_scale.checkpoint import CheckpointEngine, SaveOutcome
@@ -62,6 +62,7 @@ class RunSaver:
         """Nothing has been tried yet."""
         self.outcomes: list[SaveOutcome] = []
         self.spoiled: SaveOutcome | None = None
+        self._stall_seconds: dict[str, float] = {}
         self._failed = False
         self._wanted = False
         self._said: set[str] = set()
@@ -104,7 +105,8 @@ class RunSaver:
             rows_consumed: training rows so far.
         """
         with self.clock.interval("checkpoint"):
-            self.cadence.saved(step=step, now_seconds=self.clock.elapsed())
+            began_seconds = self.clock.elapsed()
+            self.cadence.saved(step=step, now_seconds=began_seconds)
             self.sharded.union_replicated(self.touched)
             self.saved_as = self.engine.save(
                 step=step,
@@ -119,6 +121,7 @@ class RunSaver:
                 },
                 rows_consumed=rows_consumed,
             )
+            self._stall_seconds[self.saved_as] = self.clock.elapsed() - began_seconds
         self.saved_step = step
 
     def poll(self) -> None:
@@ -168,7 +171,10 @@ class RunSaver:
             )
 
     def _take(self, outcomes: list[SaveOutcome]) -> None:
-        for outcome in outcomes:
+        for ended in outcomes:
+            # what comes before the engine's part stalls training as well: replicated tables' marks go to all ranks
+            stall_seconds = self._stall_seconds.pop(ended.manifest, ended.stall_seconds)
+            outcome = replace(ended, stall_seconds=stall_seconds)
             self.outcomes.append(outcome)
             if self.ranks.rank == 0:
                 self._settle_best(partial(self.best.note, outcome))
@@ -208,9 +214,10 @@ class RunSaver:
             rank = max(range(len(outcome.unstaged_bytes)), key=outcome.unstaged_bytes.__getitem__)
             self._say_once(
                 "unstaged",
-                f"checkpoint of step {outcome.step} ({outcome.kind}): rank {rank} had no staging memory for "
-                f"{format_bytes(outcome.unstaged_bytes[rank])} of rows, so training waited until they were written, "
-                f"{outcome.stall_seconds:.1f} s; a larger checkpoint.staging_memory avoids that (said once)",
+                f"training waited {outcome.stall_seconds:.1f} s while the checkpoint of step {outcome.step} "
+                f"({outcome.kind}) was written: {format_bytes(outcome.unstaged_bytes[rank])} of rows on rank {rank} "
+                "don't fit into the memory set aside for copies; a larger checkpoint.staging_memory avoids that (said "
+                "once)",
             )
         conflict = self.cadence.conflict()
         if conflict is not None:

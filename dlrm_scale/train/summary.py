@@ -52,9 +52,8 @@ def summary_table(result: RunResult, run_path: str) -> str:
             ("time", format_seconds(result.seconds)),
             ("samples/s", format_count(result.samples_per_second)),
             ("waiting for data", f"{result.data_wait_share:.2%} of the time"),
-            ("stalled by checkpoints", f"{result.checkpoint_stall_share:.2%} of the time"),
         ]
-    rows += checkpoint_rows(result.checkpoints)
+    rows += checkpoint_rows(result.checkpoints, result.ranks)
     rows.append(("peak memory of a rank", format_bytes(result.peak_memory_bytes)))
     rows += memory_rows(result.memory)
     if result.baseline_bytes is not None:

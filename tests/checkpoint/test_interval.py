@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from dlrm_scale.checkpoint import SaveOutcome
-from dlrm_scale.checkpoint.saving.cadence import Cadence
+from dlrm_scale.checkpoint.saving.cadence import Cadence, of_slowest_rank
 from dlrm_scale.checkpoint.saving.interval import IntervalTuner, SaveCost, wanted_steps
 from dlrm_scale.config import CheckpointConfig
 
@@ -169,8 +169,11 @@ def test_by_steps_nobody_wishes_and_costs_are_measured_all_the_same() -> None:
     assert trainer.saved_at == [40, 80, 120, 160, 200, 240]
     assert trainer.lines[3]["interval_steps"] == 40
     assert trainer.lines[3]["predicted_overhead"] == 0.625 / 5
-    measured = cadence.summary()["measured_overhead"]
-    assert measured == pytest.approx(6 * 0.625 / trainer.now)
+    summary = cadence.summary()
+    assert summary["measured_overhead"] == pytest.approx(6 * 0.625 / trainer.now)
+    stalls = float(str(summary["stall_seconds"]))
+    assert summary["stall_share"] == pytest.approx(stalls / trainer.now)
+    assert stalls < 6 * 0.625
 
 
 def test_a_failed_save_leaves_the_interval_as_it_was_and_a_resumed_run_goes_on_with_it() -> None:
@@ -191,3 +194,22 @@ def test_before_anything_is_known_nothing_is_claimed() -> None:
     cadence.saved(step=1, now_seconds=1.0)
     assert cadence.ended(_outcome(1))["interference_seconds"] is None
     assert cadence.summary()["predicted_overhead"] is None
+
+
+def test_what_saves_cost_is_told_of_the_rank_that_lost_most() -> None:
+    summaries = []
+    for rank, times in enumerate((1.0, 4.0, 2.0)):
+        trainer = _Trainer(_cadence(interval="steps", every_steps=40), stall_seconds=0.25 * times)
+        for _ in range(6):
+            trainer.run(40)
+            trainer.save()
+        trainer.run(20)
+        summaries.append(trainer.cadence.summary() | {"chosen_intervals": [[rank, rank]]})
+    found = of_slowest_rank(summaries)
+    costs = ("stall_seconds", "interference_seconds", "persist_seconds", "stall_share", "measured_overhead")
+    assert {name: found[name] for name in costs} == {name: summaries[1][name] for name in costs}
+    assert found["stall_seconds"] == 6 * 1.0
+    assert found["slowest_rank"] == 1
+    # what was decided, and on what ground, is rank 0's
+    assert found["chosen_intervals"] == [[0, 0]]
+    assert found["predicted_overhead"] == summaries[0]["predicted_overhead"] != summaries[1]["predicted_overhead"]

@@ -4,17 +4,37 @@ Every rank keeps one. With `checkpoint.interval = steps` all find the same steps
 decides: its wish reaches the others with the flags that ranks exchange after every step, so nobody waits for it.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dlrm_scale.checkpoint.saving.engine import SaveOutcome
 from dlrm_scale.checkpoint.saving.interval import Chosen, IntervalTuner, SaveCost
 from dlrm_scale.config import CheckpointConfig
 
-__all__ = ["Cadence"]
+__all__ = ["Cadence", "of_slowest_rank"]
 
 _FIRST_STEPS = 100
 _WARM_UP_STEPS = 5
 """The first steps of a process compile and allocate: taken for usual ones they would hide what saves cost."""
+
+
+_OF_ONE_RANK = ("stall_seconds", "interference_seconds", "persist_seconds", "stall_share", "measured_overhead")
+
+
+def of_slowest_rank(summaries: Sequence[Mapping[str, Any]]) -> dict[str, object]:
+    """One summary of all ranks: rank 0's, with the costs of the rank that lost most, named in `slowest_rank`.
+
+    Steps end together, so what one rank loses all lose. Intervals, and what they were expected to cost, are rank 0's,
+    whose clock decides.
+
+    Args:
+        summaries: `Cadence.summary()` of every rank, by rank.
+    """
+    lost = [summary["stall_seconds"] + summary["interference_seconds"] for summary in summaries]
+    slowest = lost.index(max(lost))
+    costs = {name: summaries[slowest][name] for name in _OF_ONE_RANK}
+    return {**summaries[0], **costs, "slowest_rank": slowest}
 
 
 @dataclass
@@ -152,9 +172,10 @@ class Cadence:
     def summary(self) -> dict[str, object]:
         """JSON-ready, of this rank: what was saved, when, and what it cost; shares are None before there is something.
 
-        `predicted_overhead` is what each interval was expected to lose to its save, `measured_overhead` what all
-        stalls and slower steps took, both over the training time; the wait for the last save, at the end of the run,
-        is in neither.
+        A stall is a wait of training for a save (`SaveOutcome.stall_seconds`): for what goes into it, the copy of the
+        rows, and the save before where that isn't done. `stall_share` and `measured_overhead`, stalls and slower steps
+        together, are over the training time: of steps and stalls, without evaluation, start-up and the wait for the
+        last save at the end of the run. `predicted_overhead` is what each interval was expected to lose to its save.
         """
         committed = [outcome for outcome in self._outcomes if outcome.committed]
         stall_seconds = sum(outcome.stall_seconds for outcome in self._outcomes)
@@ -172,6 +193,7 @@ class Cadence:
             "stall_seconds": stall_seconds,
             "interference_seconds": interference_seconds,
             "persist_seconds": sum(outcome.persist_seconds for outcome in self._outcomes),
+            "stall_share": stall_seconds / total_seconds if total_seconds else None,
             "predicted_overhead": self._predicted / self._predicted_over if self._predicted_over else None,
             "measured_overhead": lost / total_seconds if total_seconds else None,
             "fewest_steps_between": min(self._lengths_steps, default=None),

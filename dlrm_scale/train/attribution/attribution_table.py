@@ -14,7 +14,7 @@ _EXPLAINED = {
     "output_all_to_all": "output all-to-all",
     "backward": "backward and update",
     "agreement": "ranks' agreement",
-    "checkpoint": "checkpoint stall",
+    "checkpoint": "saving, last wait included",
 }
 
 

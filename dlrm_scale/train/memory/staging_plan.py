@@ -142,12 +142,13 @@ def describe_staging(plans: Sequence[StagingPlan], setting: str) -> str:
     if not short:
         return text
     rank, plan = max(short, key=lambda item: item[1].whole_bytes - item[1].size_bytes)
-    where = f"{FREE_SHARE:.0%} of the memory left" if setting == "auto" else setting
+    room = f"checkpoint.staging_memory = {setting}"
+    if setting == "auto":
+        room = f"{format_bytes(plan.size_bytes)}, its share of half the memory that its host has left"
     return (
-        f"warning: checkpoint.staging_memory = {setting} is short: rank {rank} holds {format_bytes(plan.whole_bytes)} "
-        f"of rows and gets {format_bytes(plan.size_bytes)} ({where}) to copy them to, so checkpoints of more, "
-        f"baselines among them, are written block by block while training waits"
-        + (f"; {len(short)} ranks of {len(plans)} are short" if len(short) > 1 else "")
+        f"warning: rank {rank} holds {format_bytes(plan.whole_bytes)} of rows, more than fit into {room}: checkpoints "
+        "that don't fit, baselines among them, are written block by block while training waits"
+        + (f"; so it is on {len(short)} of {len(plans)} ranks" if len(short) > 1 else "")
     )
 
 

@@ -276,7 +276,7 @@ def test_slow_data_checkpoints_and_evaluations_show_under_their_names(
         assert result.data_wait_share == pytest.approx(seconds["data_wait"] / result.seconds, abs=0.02)
     if slow == "checkpoint":
         assert hidden["persist"] > 0
-        assert result.checkpoint_stall_share > 0.5
+        assert float(str(result.checkpoints["stall_share"])) > 0.5
 
 
 def test_slow_storage_shows_as_fetching_in_the_loaders_thread(tmp_path: Path, dataset: Path) -> None:

@@ -90,8 +90,11 @@ def test_a_shortage_is_described_by_the_rank_that_lacks_most() -> None:
         StagingPlan(size_bytes=GIB, whole_bytes=4 * GIB, ids_bytes=0),
     ]
     text = describe_staging(plans, "auto")
-    assert "rank 1 holds 4.0 GiB of rows and gets 1.0 GiB (50% of the memory left)" in text
-    assert "2 ranks of 2 are short" in text
+    assert "rank 1 holds 4.0 GiB of rows, more than fit into 1.0 GiB, its share of half" in text
+    assert "so it is on 2 of 2 ranks" in text
+    assert "rank 1 holds 4.0 GiB of rows, more than fit into checkpoint.staging_memory = 1GiB:" in describe_staging(
+        plans, "1GiB"
+    )
     enough = [replace(plan, size_bytes=4 * GIB) for plan in plans]
     assert describe_staging(enough, "auto") == "checkpoints are copied to at most 4.0 GiB of host memory a rank"
 
