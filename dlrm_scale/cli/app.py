@@ -8,6 +8,7 @@ import sys
 import typer
 
 from dlrm_scale import __version__
+from dlrm_scale.cli.calibrate import calibrate
 from dlrm_scale.cli.checkpoint import app as checkpoint_commands
 from dlrm_scale.cli.dataset import app as dataset_commands
 from dlrm_scale.cli.demo import demo
@@ -16,6 +17,7 @@ from dlrm_scale.cli.doctor import doctor
 from dlrm_scale.cli.evaluate import evaluate
 from dlrm_scale.cli.predict import predict
 from dlrm_scale.cli.preprocess import preprocess
+from dlrm_scale.cli.stats import stats
 from dlrm_scale.cli.synth import synth
 from dlrm_scale.cli.train import train
 from dlrm_scale.errors import DlrmScaleError
@@ -51,6 +53,8 @@ app.command("train")(train)
 app.command("evaluate")(evaluate)
 app.command("predict")(predict)
 app.command("diagnose")(diagnose)
+app.command("stats")(stats)
+app.command("calibrate")(calibrate)
 app.command("demo")(demo)
 app.add_typer(checkpoint_commands, name="checkpoint")
 app.add_typer(dataset_commands, name="dataset")

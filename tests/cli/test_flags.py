@@ -24,6 +24,10 @@ FLAGS = {
         "--multi-hot --pad-short-rows --column --max-bad-rows --jobs --memory-limit --nproc --set --force --json"
     ),
     "diagnose": "CONFIG --set --nproc --steps --rounds --what-if --no-what-if --time-limit --json",
+    "stats": (
+        "SOURCE --out -o --set --dim --optimizer --batch-size --samples --generate --tables --seed --force --json"
+    ),
+    "calibrate": "--out -o --ranks --quick --allow-noise --force --json",
     "demo": "--out --rows --days --seed --nproc",
     "checkpoint": "",
     "checkpoint ls": "RUN --json",
