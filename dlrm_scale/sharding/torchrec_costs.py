@@ -5,7 +5,6 @@ or smaller at the end, so that the first one tells all. These are TorchRec's fun
 """
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +16,14 @@ from torchrec.distributed.planner.constants import DEFAULT_PERF_ESTIMATOR
 from torchrec.distributed.planner.enumerators import get_partition_by_type
 from torchrec.distributed.planner.estimator import EmbeddingPerfEstimatorFactory
 from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
-from torchrec.distributed.planner.types import Shard, ShardingOption
+from torchrec.distributed.planner.types import (
+    HardwareConfig,
+    KernelConfig,
+    Shard,
+    ShardingOption,
+    TopologyFactory,
+    TrainerConfig,
+)
 from torchrec.distributed.planner.utils import build_sharder_data_map, sharder_name
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -72,24 +78,21 @@ class ShardCost:
 
 
 def make_topology(setup: TorchRecSetup) -> Topology:
-    """Describe a cluster in TorchRec's terms; its bandwidths are in bytes a millisecond."""
+    """Describe a cluster in TorchRec's terms."""
     on_gpu = setup.device == "cuda"
-    given = {
-        "intra_host_bw": setup.intra_host_gib_per_second,
-        "inter_host_bw": setup.inter_host_gib_per_second,
-        "hbm_mem_bw" if on_gpu else "ddr_mem_bw": setup.memory_gib_per_second,
-    }
-    with warnings.catch_warnings():
-        # It recommends a factory that takes no bandwidths.
-        warnings.simplefilter("ignore")
-        return Topology(
-            world_size=setup.ranks,
-            local_world_size=setup.ranks_per_host,
-            compute_device=setup.device,
-            hbm_cap=setup.memory_bytes if on_gpu else None,
-            ddr_cap=setup.host_memory_bytes if on_gpu else setup.memory_bytes,
-            **{name: value * _GIB / 1000 for name, value in given.items() if value is not None},
-        )
+    memory_bandwidth = _bytes_per_ms(setup.memory_gib_per_second)
+    return TopologyFactory.create_topology(
+        TrainerConfig(world_size=setup.ranks, local_world_size=setup.ranks_per_host),
+        HardwareConfig(
+            hbm_cap_bytes=setup.memory_bytes if on_gpu else None,
+            ddr_cap_bytes=setup.host_memory_bytes if on_gpu else setup.memory_bytes,
+            hbm_mem_bw=memory_bandwidth if on_gpu else None,
+            ddr_mem_bw=None if on_gpu else memory_bandwidth,
+            intra_host_bw=_bytes_per_ms(setup.intra_host_gib_per_second),
+            inter_host_bw=_bytes_per_ms(setup.inter_host_gib_per_second),
+        ),
+        KernelConfig(compute_device=setup.device),
+    )
 
 
 def table_memory_bytes(setup: TorchRecSetup, lookups_per_sample: Sequence[float]) -> int:
@@ -154,6 +157,11 @@ class TorchRecCosts:
         self._performance.estimate([option], self._sharders)
         self._storage.estimate([option], self._sharders)
         shard = option.shards[0]
-        assert shard.perf is not None and shard.storage is not None
+        assert shard.perf is not None
+        assert shard.storage is not None
         memory = shard.storage.hbm if self._setup.device == "cuda" else shard.storage.ddr
         return ShardCost(milliseconds=float(shard.perf.total), memory_bytes=int(memory))
+
+
+def _bytes_per_ms(gib_per_second: float | None) -> float | None:
+    return None if gib_per_second is None else gib_per_second * _GIB / 1000

@@ -1,9 +1,10 @@
-"""First plans: choose every table's option, then place the costliest shards first (Graham's longest processing time)."""
+"""First plans: every table's option is chosen, then the costliest shards are placed first (Graham's longest first)."""
+
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_scale.planning.solver.flat_problem import FlatProblem
 from dlrm_scale.planning.solver.loads import Loads
 
 __all__ = ["construct", "construct_small", "longest_first"]
@@ -28,7 +29,7 @@ def longest_first(loads: Loads, options: NDArray[np.int64]) -> bool:
         found = loads.best_place(option)
         if found is None:
             return False
-        loads.add(option, found[1])
+        loads.add(option, found)
     return True
 
 
@@ -53,7 +54,7 @@ def construct(loads: Loads, options: NDArray[np.int64]) -> bool:
                     break
             else:
                 return False
-        loads.add(option, found[1])
+        loads.add(option, found)
     return True
 
 
@@ -61,17 +62,10 @@ def construct_small(loads: Loads) -> bool:
     """Fit memory alone: every table by the option that takes the least of all memory, the largest shards first."""
     flat = loads.flat
     total = flat.memory_bytes * flat.shards
-    options = np.array(
-        [min(flat.options_of(t), key=lambda o: (total[o], flat.memory_bytes[o], o)) for t in range(flat.tables)]
-    )
-    memory_first = FlatProblem(
-        **{
-            **{name: getattr(flat, name) for name in FlatProblem.__dataclass_fields__},
-            "costs_ms": flat.memory_bytes[:, None].astype(np.float64) / max(1, flat.capacity_bytes),
-        }
-    )
-    by_memory = Loads(memory_first, np.zeros(1))
-    if not construct(by_memory, options):
+    least = [min(flat.options_of(t), key=lambda o: (total[o], flat.memory_bytes[o], o)) for t in range(flat.tables)]
+    share = flat.memory_bytes[:, None] / max(1, flat.capacity_bytes)
+    by_memory = Loads(replace(flat, costs_ms=share), np.zeros(1))
+    if not construct(by_memory, np.array(least)):
         return False
-    loads.set_plan(by_memory.copy_plan())
+    loads.set_plan(by_memory.plan())
     return True

@@ -12,13 +12,12 @@ from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
 from dlrm_scale.planning.solver.flat_problem import FlatProblem
+from dlrm_scale.planning.solver.loads import Plan
 
 __all__ = ["Exact", "placement_variables", "solve_exactly"]
 
 _UNITS = 1_000_000
 """The known plan's step is as many units of cost; 26 tables round off less than 3e-5 of it."""
-
-Plan = tuple[list[int], list[NDArray[np.int64]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +62,7 @@ def solve_exactly(flat: FlatProblem, known: Plan | None, known_ms: float, *, bou
     solver.parameters.random_seed = 1
     solver.parameters.max_deterministic_time = work
     status = solver.solve(program.model)
-    spent = round(solver.deterministic_time * 1000) if hasattr(solver, "deterministic_time") else round(work * 1000)
+    spent = round(solver.deterministic_time * 1000)
     if status == cp_model.INFEASIBLE:
         return Exact(plan=None, bound_ms=known_ms, proven=True, work_units=spent)
     bound = max(bound_ms, program.milliseconds(solver.best_objective_bound))
@@ -122,10 +121,8 @@ class _Program:
             if flat.placement[option] == "all_ranks":
                 where[table] = np.arange(flat.ranks)
             elif flat.placement[option] == "hosts":
-                hosts = [h for h, v in enumerate(self._on_hosts[option]) if solver.value(v)]
-                where[table] = np.array(
-                    [h * flat.ranks_per_host + r for h in hosts for r in range(flat.ranks_per_host)]
-                )
+                hosts = np.flatnonzero([solver.value(v) for v in self._on_hosts[option]])
+                where[table] = flat.ranks_of(hosts)
             else:
                 counts = [solver.value(v) for v in self._on_ranks[option]]
                 where[table] = np.repeat(np.arange(flat.ranks), counts)

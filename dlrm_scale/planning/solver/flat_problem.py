@@ -81,6 +81,11 @@ class FlatProblem:
         """Positions of a table's options."""
         return range(int(self.first[table]), int(self.first[table + 1]))
 
+    def ranks_of(self, hosts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """All ranks of some hosts, host by host."""
+        ranks: NDArray[np.int64] = hosts[:, None] * self.ranks_per_host + np.arange(self.ranks_per_host)
+        return ranks.ravel()
+
     def assignment(self, chosen: Sequence[int], ranks: Sequence[NDArray[np.int64]]) -> Assignment:
         """Go back to the problem.
 
@@ -112,7 +117,7 @@ def flatten(problem: Problem) -> FlatProblem:
             ):
                 kept.append((table, i, option, places[i]))
         first.append(len(kept))
-    options = [option for _, _, option, _ in kept]
+    kept_options = [option for _, _, option, _ in kept]
     room = {p: problem.ranks_per_host if p == "one_host" else problem.ranks for p in get_args(Placement)}
     return FlatProblem(
         ranks=problem.ranks,
@@ -122,12 +127,14 @@ def flatten(problem: Problem) -> FlatProblem:
         table=np.array([t for t, _, _, _ in kept]),
         index=np.array([i for _, i, _, _ in kept]),
         placement=tuple(p for _, _, _, p in kept),
-        listed=tuple(o.placement != "all_ranks" for o in options),
-        shards=np.array([o.shards for o in options]),
-        costs_ms=np.array([o.costs_ms for o in options], dtype=np.float64).reshape(len(kept), len(problem.phases)),
-        memory_bytes=np.array([o.memory_bytes for o in options], dtype=np.int64),
+        listed=tuple(o.placement != "all_ranks" for o in kept_options),
+        shards=np.array([o.shards for o in kept_options]),
+        costs_ms=np.array([o.costs_ms for o in kept_options], dtype=np.float64).reshape(len(kept), len(problem.phases)),
+        memory_bytes=np.array([o.memory_bytes for o in kept_options], dtype=np.int64),
         stacked=np.array([-(-o.shards // room[p]) for _, _, o, p in kept]),
-        charged=np.array([_charges(o, problem) for o in options], dtype=bool).reshape(len(kept), len(problem.charges)),
+        charged=np.array([_charges(o, problem) for o in kept_options], dtype=bool).reshape(
+            len(kept), len(problem.charges)
+        ),
         charge_ms=np.array([c.milliseconds for c in problem.charges], dtype=np.float64),
         base_ms=problem.base_ms,
     )

@@ -8,13 +8,11 @@ and lifts the bound. Every stage stops on counted work, never on a clock.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dlrm_scale.planning.solver.construct import construct, construct_small
 from dlrm_scale.planning.solver.flat_problem import FlatProblem, flatten
 from dlrm_scale.planning.solver.infeasible import NoFeasiblePlan, shortfall
-from dlrm_scale.planning.solver.loads import Loads
-from dlrm_scale.planning.solver.local_search import improve
+from dlrm_scale.planning.solver.loads import Loads, Plan
 from dlrm_scale.planning.solver.lower_bound import lower_bound, relax
 from dlrm_scale.planning.solver.problem import Assignment, Problem
 from dlrm_scale.planning.solver.rate import rate
@@ -25,16 +23,16 @@ _THRESHOLDS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.35, 1.5, 2.0, 3.0, np.inf)
 """Of the bound: no option alone may take longer. Tight ones balance, loose ones save total work."""
 _STARTS = 3
 """How many of the first plans are improved."""
-_TRIES = 4000
-"""Of the search, for each start."""
+_TRIES = 60_000
+"""Of the search, for each start, at most."""
+_TRY_COSTS = 400_000_000
+"""Costs that the search may look at, for each start: ranks times phases for every option of two tables a try."""
 _EXACT_VARIABLES = 12_000
 """Placement decisions up to which CP-SAT gets anywhere within its work."""
 _EXACT_WORK = 6.0
 """CP-SAT's deterministic time, about seconds."""
 _TOLERANCE = 1e-5
 """A plan this close to the bound counts as optimal; rounding in CP-SAT takes up to 3e-5."""
-
-Plan = tuple[list[int], list[NDArray[np.int64]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,18 +77,18 @@ def solve(problem: Problem, *, effort: float = 1.0) -> Solution:
     work = 0
     plans = _first_plans(flat, loads, bound_ms)
     if not plans:
-        plan, work = _any_plan(problem, flat, loads, bound_ms)
-        plans = [plan]
+        only, work = _any_plan(problem, flat, loads, bound_ms)
+        plans = [only]
     step_ms, best = plans[0]
+    tries = round(_tries(flat) * effort)
     for seed, (_, plan) in enumerate(plans[:_STARTS]):
         if step_ms <= bound_ms * (1 + _TOLERANCE):
             break
         loads.set_plan(plan)
-        tries = round(_TRIES * effort)
-        found_ms = improve(loads, tries, seed)
+        found_ms = loads.search(tries, seed, bound_ms * (1 + _TOLERANCE))
         work += tries
         if found_ms < step_ms:
-            step_ms, best = found_ms, loads.copy_plan()
+            step_ms, best = found_ms, loads.plan()
     proven = step_ms <= bound_ms * (1 + _TOLERANCE)
     if not proven and effort:
         best, bound_ms, proven, spent = _polish(flat, loads, best, step_ms, bound_ms, _EXACT_WORK * effort)
@@ -118,14 +116,20 @@ def _first_plans(flat: FlatProblem, loads: Loads, bound_ms: float) -> list[tuple
         spans = zip(flat.first[:-1], flat.first[1:], strict=True)
         options = np.array([begin + int(np.argmax(relaxed.shares[begin:end])) for begin, end in spans])
         if tuple(options) not in found and construct(loads, options):
-            found[tuple(options)] = (loads.step_ms(), loads.copy_plan())
+            found[tuple(options)] = (loads.step_ms(), loads.plan())
     return sorted(found.values(), key=lambda plan: plan[0])
+
+
+def _tries(flat: FlatProblem) -> int:
+    options_a_table = len(flat.table) / flat.tables
+    costs_a_try = 2 * options_a_table * flat.ranks * len(flat.costs_ms[0])
+    return min(_TRIES, round(_TRY_COSTS / costs_a_try))
 
 
 def _any_plan(problem: Problem, flat: FlatProblem, loads: Loads, bound_ms: float) -> tuple[tuple[float, Plan], int]:
     """Look for a plan by memory alone, then by CP-SAT."""
     if construct_small(loads):
-        return (loads.step_ms(), loads.copy_plan()), 0
+        return (loads.step_ms(), loads.plan()), 0
     from dlrm_scale.planning.solver.exact import placement_variables, solve_exactly
 
     if placement_variables(flat, np.inf) > _EXACT_VARIABLES:
