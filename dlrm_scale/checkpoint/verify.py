@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dlrm_scale.checkpoint.chain.chain import Chain, find_chain, open_step
+from dlrm_scale.checkpoint.chain.dead_branches import LeftBehind, dead_branches
 from dlrm_scale.checkpoint.files.file_names import checkpoint_name, parse_manifest_name
 from dlrm_scale.checkpoint.files.format import file_fault
 from dlrm_scale.checkpoint.files.manifest import Manifest, ParentRecord
@@ -63,6 +64,7 @@ class CheckpointRow:
         created_unix_seconds: when it was committed.
         state: `ok`, or what is wrong with it or with what it is based on.
         name: its manifest.
+        dead_branch: which start has left it behind; None if training goes on from it, or may.
     """
 
     seq: int
@@ -74,6 +76,7 @@ class CheckpointRow:
     created_unix_seconds: float | None
     state: str
     name: str
+    dead_branch: LeftBehind | None = None
 
 
 def list_checkpoints(location: Location) -> list[CheckpointRow]:
@@ -88,7 +91,9 @@ def list_checkpoints(location: Location) -> list[CheckpointRow]:
     for problem in _problems(storage, "size"):
         for name in problem.breaks:
             broken.setdefault(name, f"{problem.file} {problem.reason}")
-    for file in read_manifests(storage):
+    files = read_manifests(storage)
+    dead = dead_branches(storage, {file.name: file.manifest.step if file.manifest else None for file in files})
+    for file in files:
         seq, start = parse_manifest_name(file.name) or (0, 0)
         m = file.manifest
         rows.append(
@@ -102,6 +107,7 @@ def list_checkpoints(location: Location) -> list[CheckpointRow]:
                 created_unix_seconds=m.created_unix_seconds if m else None,
                 state=broken.get(file.name, "ok"),
                 name=file.name,
+                dead_branch=dead.get(file.name),
             )
         )
     return rows

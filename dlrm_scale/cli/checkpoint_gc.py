@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlrm_scale.cli.checkpoint_words import AsJson, Run, counted, print_json
+from dlrm_scale.cli.checkpoint_words import AsJson, Run, checked_keep, counted, print_json
 
 if TYPE_CHECKING:
     from dlrm_scale.checkpoint.chain.chain_search import Path
@@ -18,7 +18,8 @@ def gc(
     keep: Annotated[
         int,
         typer.Option(
-            help="Chains to keep that share no data file; nothing old is removed while there are fewer.", min=2
+            help="Chains to keep that share no data file, at least 2; nothing old is removed while there are fewer.",
+            callback=checked_keep,
         ),
     ] = 2,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
@@ -64,6 +65,15 @@ def _summary(found: "Garbage") -> dict[str, object]:
     return {
         "kept": chains,
         "pinned": list(found.pinned),
+        "dead_branches": [
+            {
+                "start": branch.left.start,
+                "from_step": branch.left.from_step,
+                "removed": list(branch.removed),
+                "kept": list(branch.kept),
+            }
+            for branch in found.dead_branches
+        ],
         "users": list(found.users),
         "damaged": list(found.damaged),
         "removed": list(found.removed),
@@ -82,6 +92,12 @@ def _say(found: "Garbage", keep: int, dry_run: bool) -> None:
         )
     for name in found.pinned:
         typer.echo(f"keeps {name}: pinned")
+    for branch in found.dead_branches:
+        typer.echo(
+            f"dead branch of steps {branch.first_step} to {branch.last_step} "
+            f"({str(branch.left).removeprefix('dead branch: ')}): {'would remove' if dry_run else 'removed'} "
+            f"{len(branch.removed)}, keeps {len(branch.kept)}"
+        )
     for user in found.users:
         typer.echo(f"keeps what is in use: {user}")
     if len(found.chains) < keep:

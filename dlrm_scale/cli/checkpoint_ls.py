@@ -15,7 +15,10 @@ _DAMAGED = 4
 
 
 def ls(run: Run, as_json: AsJson = False) -> None:
-    """List checkpoints, oldest first, and mark the best one. Exits with 4 if one is damaged."""
+    """List checkpoints, oldest first; mark the best one, and those that a start from an older one has left behind.
+
+    Exits with 4 if one is damaged.
+    """
     from dlrm_scale.checkpoint.verify import list_checkpoints
     from dlrm_scale.recipes import find_checkpoints
 
@@ -45,9 +48,16 @@ def ls(run: Run, as_json: AsJson = False) -> None:
             format_count(row.rows),
             format_bytes(row.bytes),
             local_time(row.created_unix_seconds),
-            row.state + (", best" if row.name in best else ""),
+            ", ".join(
+                [row.state]
+                + (["best"] if row.name in best else [])
+                + (["dead branch"] if row.dead_branch is not None else [])
+            ),
         )
     Console().print(table)
+    for left in dict.fromkeys(row.dead_branch for row in rows if row.dead_branch is not None):
+        steps = [row.step for row in rows if row.dead_branch == left and row.step is not None]
+        typer.echo(f"{left}, not from steps {min(steps, default='?')} to {max(steps, default='?')}")
     raise typer.Exit(_DAMAGED if damaged else 0)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlrm_scale.cli.checkpoint_words import Run, counted
+from dlrm_scale.cli.checkpoint_words import Run, checked_keep, counted
 
 if TYPE_CHECKING:
     from dlrm_scale.checkpoint import Chain
@@ -43,11 +43,13 @@ def merge(
     keep: Annotated[
         int | None,
         typer.Option(
-            help="After a merge remove what is older than this many chains that share no data file.", metavar="N", min=2
+            help="After a merge remove what is older than this many chains that share no data file; at least 2.",
+            metavar="N",
+            callback=checked_keep,
         ),
     ] = None,
     memory_limit: Annotated[
-        str, typer.Option(help="Memory for blocks of rows, beside the program's own 300 MiB.", metavar="SIZE")
+        str, typer.Option(help="Memory for blocks of rows, beside the program's own 320 MiB.", metavar="SIZE")
     ] = "1GiB",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be merged.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --watch a line for each merge.")] = False,

@@ -6,11 +6,27 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["AsJson", "Run", "Step", "counted", "local_time", "print_json", "short_name"]
+__all__ = ["AsJson", "Run", "Step", "checked_keep", "counted", "local_time", "print_json", "short_name"]
 
 Run = Annotated[str, typer.Argument(help="Folder of a run or of checkpoints, or their URL.", metavar="RUN")]
 Step = Annotated[int, typer.Argument(help="Step of a checkpoint, as `ls` lists it.", metavar="STEP")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def checked_keep(keep: int | None) -> int | None:
+    """Refuse a `--keep` below 2, and say why.
+
+    Raises:
+        ConfigError: it is.
+    """
+    from dlrm_scale.errors import ConfigError
+
+    if keep is not None and keep < 2:
+        raise ConfigError(
+            f"--keep {keep}: at least 2 chains are kept, as one damaged file may cost every checkpoint of a single one",
+            remedy="give 2 or more; `checkpoint pin` keeps single checkpoints besides",
+        )
+    return keep
 
 
 def counted(count: int, noun: str) -> str:

@@ -115,6 +115,7 @@ def _claim(
         "ranks": layout.ranks,
         "layout_fingerprint": layout.fingerprint(),
         "continues": chain.tip_name,
+        "continues_step": resumed_from.step if resumed_from is not None else None,
     }
     if run is not None:
         record |= {"run_id": run.id, "run_path": run.path}

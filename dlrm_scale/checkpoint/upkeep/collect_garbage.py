@@ -1,11 +1,12 @@
 """Removes old checkpoints and leftovers beside a running trainer, or says what it would remove."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from dlrm_scale.checkpoint.chain.chain import find_chain
 from dlrm_scale.checkpoint.chain.chain_search import ChainSearch, Path
+from dlrm_scale.checkpoint.chain.dead_branches import LeftBehind, dead_branches
 from dlrm_scale.checkpoint.chain.leases import read_leases
 from dlrm_scale.checkpoint.chain.pins import read_pins
 from dlrm_scale.checkpoint.files.manifest_files import no_checkpoint
@@ -14,7 +15,26 @@ from dlrm_scale.checkpoint.upkeep.retention import old_chains, remove_old_chains
 from dlrm_scale.checkpoint.upkeep.sweep import dead_merges, stale_leftovers, sweep_merges, sweep_stale
 from dlrm_scale.errors import CheckpointError
 
-__all__ = ["Garbage", "collect_garbage"]
+__all__ = ["DeadBranch", "Garbage", "collect_garbage"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadBranch:
+    """Checkpoints that one start has left behind.
+
+    Attributes:
+        left: by which start.
+        first_step: the lowest step of them.
+        last_step: the highest.
+        removed: names of the manifests that were removed, or would be.
+        kept: names of the others: pinned, in use, needed by a chain, or not old enough yet.
+    """
+
+    left: LeftBehind
+    first_step: int
+    last_step: int
+    removed: tuple[str, ...]
+    kept: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +44,7 @@ class Garbage:
     Attributes:
         chains: that stay, the newest first; they share no data file.
         pinned: names of checkpoints that stay besides.
+        dead_branches: what was left behind, and what became of it.
         damaged: newer checkpoints than those of the chains that can't be used, and why.
         users: who reads or merges just now, and keeps what they hold.
         removed: names of files.
@@ -32,6 +53,7 @@ class Garbage:
 
     chains: tuple[Path, ...]
     pinned: tuple[str, ...]
+    dead_branches: tuple[DeadBranch, ...]
     damaged: tuple[str, ...]
     users: tuple[str, ...]
     removed: tuple[str, ...]
@@ -66,6 +88,9 @@ def collect_garbage(
     search = ChainSearch(storage)
     found = old_chains(storage, search, chain.checkpoint, keep_baselines=keep_baselines)
     going = [m for m in found.removable if not any(lease.holds_any([m.name]) for lease in leases)]
+    files = [file for name in search.checkpoints for file in search.files_of(name)]
+    steps = {file.name: file.manifest.step if file.manifest is not None else None for file in files}
+    left_behind = dead_branches(storage, steps)
     sizes = {data.name: data.size_bytes for manifest in going for data in manifest.files}
     left = [*stale_leftovers(storage, now=now())]
     left += [name for names in dead_merges(storage, now=now()).values() for name in names]
@@ -80,11 +105,31 @@ def collect_garbage(
     return Garbage(
         chains=found.chains,
         pinned=tuple(sorted(read_pins(storage))),
+        dead_branches=_branches(left_behind, steps, removed),
         damaged=tuple(map(str, chain.skipped)),
         users=tuple(f"{lease.kind} by {lease.owner}" for lease in leases),
         removed=tuple(removed),
         removed_bytes=sum(sizes.get(name, 0) for name in removed),
     )
+
+
+def _branches(
+    left_behind: Mapping[str, LeftBehind], steps: Mapping[str, int | None], removed: Collection[str]
+) -> tuple[DeadBranch, ...]:
+    found = []
+    for left in sorted(set(left_behind.values()), key=lambda left: left.start):
+        names = [name for name, by in left_behind.items() if by == left]
+        known = [step for name in names if (step := steps[name]) is not None]
+        found.append(
+            DeadBranch(
+                left=left,
+                first_step=min(known, default=0),
+                last_step=max(known, default=0),
+                removed=tuple(name for name in names if name in removed),
+                kept=tuple(name for name in names if name not in removed),
+            )
+        )
+    return tuple(found)
 
 
 def _size_bytes(storage: Storage, name: str) -> int:
