@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
-from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.stats import NoopEmbeddingStats
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import (
@@ -22,6 +21,7 @@ from dlrm_scale.errors import ConfigError, DlrmScaleError, PlanError
 from dlrm_scale.host_memory import host_memory
 from dlrm_scale.schema import TableSpec
 from dlrm_scale.sharding.given_plan import check_given_plan, plan_path
+from dlrm_scale.sharding.ordered_enumerator import OrderedEnumerator
 from dlrm_scale.sharding.plan_file import PlanFile, load_plan, plan_of_layout
 from dlrm_scale.sharding.plan_rows import state_bytes
 from dlrm_scale.sharding.ranks import Ranks
@@ -153,7 +153,7 @@ def _plan(
     planner = EmbeddingShardingPlanner(
         topology=topology,
         batch_size=batch_size,
-        enumerator=_OrderedEnumerator(topology=topology, batch_size=batch_size, constraints=constraints),
+        enumerator=OrderedEnumerator(topology=topology, batch_size=batch_size, constraints=constraints),
         constraints=constraints,
         storage_reservation=FixedPercentageStorageReservation(percentage=_RESERVED_SHARE),
         stats=NoopEmbeddingStats(),
@@ -202,21 +202,6 @@ def _does_not_fit(
         remedy=f"use more ranks, a smaller model.dim, more sharding.device_memory, or "
         f'sharding.tables.{largest} = "row_wise", which divides it over all ranks',
     )
-
-
-class _OrderedEnumerator(EmbeddingEnumerator):
-    """TorchRec's enumerator with a fixed order of options.
-
-    TorchRec intersects sets of strings, whose order changes from process to process: two starts of one run would
-    break ties differently, and a resumed run would sum in another order.
-    """
-
-    def _filter_sharding_types(self, name: str, allowed_sharding_types: list[str], sharder_key: str = "") -> list[str]:
-        kept = set(super()._filter_sharding_types(name, allowed_sharding_types, sharder_key))
-        return [t for t in allowed_sharding_types if t in kept]
-
-    def _filter_compute_kernels(self, name: str, allowed_compute_kernels: list[str], sharding_type: str) -> list[str]:
-        return sorted(super()._filter_compute_kernels(name, allowed_compute_kernels, sharding_type))
 
 
 def _device_memory_bytes(config: Config, ranks: Ranks) -> int:

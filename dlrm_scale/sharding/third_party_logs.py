@@ -17,6 +17,8 @@ _START_UP_LOGGERS = (
     "torchrec.distributed.comm",
     # "caching params will be ignored" for every data-parallel table: there is no cache.
     "torchrec.distributed.utils",
+    # "known issue with TorchRec's dense tensor size": where a cluster is only described, there is no dense part.
+    "torchrec.distributed.planner.storage_reservations",
 )
 
 _DEPRECATIONS = (
