@@ -8,7 +8,7 @@ from torchrec.distributed.planner.types import Topology
 
 from dlrm_scale.errors import ConfigError, PlanError
 from dlrm_scale.layout import ShardLayout
-from dlrm_scale.sharding.plan import _OrderedEnumerator
+from dlrm_scale.sharding.ordered_enumerator import OrderedEnumerator
 from dlrm_scale.sharding.plan_rows import plan_rows
 from dlrm_scale.sharding.ranks import init_ranks
 from dlrm_scale.sharding.sharder import ALL_SHARDING_TYPES
@@ -132,7 +132,7 @@ def test_the_host_size_may_change_in_one_process() -> None:
 def test_options_come_in_a_fixed_order_whatever_the_hash_seed() -> None:
     constraints = {"C1": ParameterConstraints(sharding_types=["row_wise", "table_wise", "data_parallel"])}
     topology = Topology(world_size=2, compute_device="cpu", local_world_size=2)
-    enumerator = _OrderedEnumerator(topology=topology, batch_size=8, constraints=constraints)
+    enumerator = OrderedEnumerator(topology=topology, batch_size=8, constraints=constraints)
     order = enumerator._filter_sharding_types("C1", list(ALL_SHARDING_TYPES))
     assert order == ["table_wise", "row_wise", "data_parallel"]
 
