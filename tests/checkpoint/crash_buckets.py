@@ -10,7 +10,7 @@ life.land()                                     now it is carried out, if it sti
 
 import errno
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from dlrm_scale.checkpoint.storage.object_storage import ObjectStorage
 from dlrm_scale.checkpoint.storage.storage import Storage
 from dlrm_scale.checkpoint.storage.store_calls import Retries, StoreCalls, StoreTimeoutError, _as_os_error
+from dlrm_scale.checkpoint.upkeep.merge_plan import MergeTarget
 from tests.checkpoint.crash_examine import Findings
 from tests.checkpoint.crash_judge import judge
 from tests.checkpoint.crash_life import Condition, Life
@@ -134,7 +135,7 @@ class BucketLife(Life):
         config: settings of every trainer.
 
     Attributes:
-        late: manifests of a trainer that had been replaced by another when the store made them.
+        late: manifests that the store made when another trainer or merge had begun, and might have swept their data.
     """
 
     def __init__(self, *, part_bytes: int = 1 << 20, **config: object) -> None:
@@ -143,8 +144,8 @@ class BucketLife(Life):
         self.bucket.before = lambda kind, name: self._act(0, kind, name)
         self.late: set[str] = set()
         self._part_bytes = part_bytes
-        self._starts = 0
-        self._hung_in_start = 0
+        self._programs = 0
+        self._hung_in = 0
         self.storage = prompt_storage(self.bucket)
 
     @property
@@ -154,22 +155,34 @@ class BucketLife(Life):
 
     def start(self, *arguments: Any, **options: Any) -> bool:
         """As `Life.start`."""
-        self._starts += 1
+        self._programs += 1
         return super().start(*arguments, **options)
 
     def save(self, *, hang: Condition | None = None, **how: Any) -> bool:
         """As `Life.save`; a request that meets `hang` gets no answer."""
-        if hang is not None:
-            self.bucket.hangs, self._hung_in_start = hang, self._starts
-        try:
+        with self._hanging(hang):
             return super().save(**how)
+
+    def merge(self, to: MergeTarget = "auto", *, hang: Condition | None = None, **how: Any) -> bool:
+        """As `Life.merge`; a request that meets `hang` gets no answer."""
+        self._programs += 1
+        with self._hanging(hang):
+            return super().merge(to, **how)
+
+    @contextmanager
+    def _hanging(self, hang: Condition | None) -> Iterator[None]:
+        self.may_fail = hang is not None
+        if hang is not None:
+            self.bucket.hangs, self._hung_in = hang, self._programs
+        try:
+            yield
         finally:
-            self.bucket.hangs = lambda kind, name: False
+            self.bucket.hangs, self.may_fail = lambda kind, name: False, False
 
     def land(self) -> None:
         """Carry out what hangs."""
         made = self.bucket.land()
-        if self._hung_in_start < self._starts:
+        if self._hung_in < self._programs:
             self.late |= {name for name in made if name.startswith("manifests/") and name.endswith(".json")}
 
     def _storages(self, count: int) -> list[Storage]:

@@ -16,7 +16,7 @@ from dlrm_scale.schema import TableSpec
 from tests.checkpoint.simulated_run import Truth, make_layout, shards_of
 from tests.checkpoint.stepped_run import OPTIMIZER, truth_of
 
-__all__ = ["faults_of", "judge", "tables_of"]
+__all__ = ["faults_of", "judge", "rows_that_are", "tables_of"]
 
 
 def judge(storage: Storage, *, encoded: bool = False, excused: Collection[str] = ()) -> tuple[int, list[str]]:
@@ -57,9 +57,9 @@ def faults_of(chain: Chain, *, encoded: bool = False) -> list[str]:
         shards = shards_of(layout, truth, rank, blank=True)
         got = restore(chain, layout=layout, shards=shards, rank=rank, ranks=ranks, optimizer=OPTIMIZER)
         for shard, right in zip(shards, shards_of(layout, truth, rank), strict=True):
-            right_rows = _rows_that_are(right.weight, shard.weight, "int8_rows" if encoded else None)
+            right_rows = rows_that_are(right.weight, shard.weight, "int8_rows" if encoded else None)
             for name, values in right.state.items():
-                right_rows &= _rows_that_are(values, shard.state[name], "bf16" if encoded else None)
+                right_rows &= rows_that_are(values, shard.state[name], "bf16" if encoded else None)
             if not right_rows.all():
                 wrong = torch.nonzero(~right_rows).flatten().tolist()
                 problems.append(f"table {shard.region.table} isn't that of step {chain.step} in rows {wrong[:5]}")
@@ -77,7 +77,7 @@ def tables_of(chain: Chain) -> tuple[TableSpec, ...]:
     return tuple(TableSpec(name=table.name, rows=table.rows, dim=table.dim) for table in chain.tip.tables)
 
 
-def _rows_that_are(right: torch.Tensor, found: torch.Tensor, codec: str | None) -> torch.Tensor:
+def rows_that_are(right: torch.Tensor, found: torch.Tensor, codec: str | None) -> torch.Tensor:
     """`[n]` bool: the rows of `found` with the bits of `right`, or with what `codec` makes of them where it may."""
     same = _same_rows(right, found)
     if codec is not None and len(right):

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from dlrm_scale.checkpoint.upkeep.merge_plan import MergeTarget
 from tests.checkpoint.crash_buckets import BucketLife, Done, Sent, Told, bucket_states, examine_bucket
 from tests.checkpoint.crash_examine import Findings, random_life
 from tests.checkpoint.crash_life import Meets
@@ -13,12 +14,19 @@ from tests.checkpoint.crash_life import Meets
 MANIFEST = ("put", "manifests/0")
 
 
+class Makes(Meets):
+    """Holds where an object is made, in one request or at the end of several."""
+
+    def __call__(self, operation: str, name: str) -> bool:
+        return operation in ("put", "end") and super().__call__(operation, name)
+
+
 def whole_life(**config: object) -> BucketLife:
     """Saves, failures, kills, merges and removals, and commits that no answer came for."""
     life = BucketLife(**config)
     life.start()
     assert all([life.save() for _ in range(3)])
-    assert not life.save(fail=Meets("put", "-r1."))
+    assert not life.save(fail=Makes(part="-r1."))
     assert life.save()
     # Nobody knows whether this manifest is there. It comes when the next one is about to.
     assert not life.save(hang=Meets(*MANIFEST))
@@ -35,7 +43,18 @@ def whole_life(**config: object) -> BucketLife:
     while life.merge("baseline", kill=Meets(*MANIFEST)):
         assert life.save()
     assert life.collect()
-    assert not life.save(hang=Meets("put", "-dense."))
+    # No answer to a merge's commit. It comes beside a trainer, before anybody may take the merge for dead.
+    assert life.save()
+    while life.merge("baseline", hang=Meets(*MANIFEST)):
+        assert life.save()
+    assert life.save(beside=(Meets(*MANIFEST), life.land))
+    while life.merge("baseline", hang=Meets(*MANIFEST)):
+        assert life.save()
+    # After the end of its lease another merge has swept its data.
+    assert life.merge("baseline")
+    life.land()
+    assert life.save()
+    assert not life.save(hang=Makes(part="-dense."))
     assert life.save()
     life.land()
     assert life.save()
@@ -72,6 +91,12 @@ def random_bucket_life(seed: int) -> BucketLife:
                 self.land()
             hang = Meets(chance.choice(["put", "delete", "end"]), nth=chance.randint(1, 6))
             return super().save(hang=hang if chance.random() < 0.3 else None, **how)
+
+        def merge(self, *to: MergeTarget, **how: object) -> bool:
+            if self.hangs and chance.random() < 0.5:
+                self.land()
+            hang = Meets("put", nth=chance.randint(1, 8))
+            return super().merge(*to, hang=hang if chance.random() < 0.5 else None, **how)
 
     part_bytes = chance.choice([256, 1 << 20])
     life = random_life(seed, partial(Hanging, part_bytes=part_bytes))

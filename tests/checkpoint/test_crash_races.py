@@ -80,6 +80,20 @@ def racing_life(outer: str, inner: str, **config: object) -> Life:
     return life
 
 
+def removal_within_a_commit() -> Life:
+    """Old checkpoints are removed after a new manifest was linked, and before that was synced."""
+    life = Life(baseline_ratio=1e-9)
+    life.start(1)
+    assert all([life.save() for _ in range(2)])
+    assert life.save(beside=(Meets("sync_folder", "manifests"), life.collect_within))
+    assert life.ran_beside == 1
+    return life
+
+
+def test_no_checkpoint_is_removed_for_one_whose_name_is_not_durable() -> None:
+    assert examine(removal_within_a_commit(), share=0.2).problems == []
+
+
 @pytest.mark.parametrize(("outer", "inner"), [("save", "merge"), ("save", "gc"), ("merge", "save"), ("gc", "restore")])
 def test_no_sampled_crash_state_of_two_programs_at_once_is_wrong_or_older_than_acknowledged(
     outer: str, inner: str

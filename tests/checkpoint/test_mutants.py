@@ -26,7 +26,7 @@ from tests.checkpoint.crash_lives import quantized_life, resized_life
 from tests.checkpoint.faulty_storage import TracedStorage
 from tests.checkpoint.memory_storage import MemoryStorage
 from tests.checkpoint.test_crash_buckets import whole_life as bucket_life
-from tests.checkpoint.test_crash_races import racing_life
+from tests.checkpoint.test_crash_races import racing_life, removal_within_a_commit
 
 
 def short_life(baseline_ratio: float = 1e-9) -> Life:
@@ -299,6 +299,18 @@ def test_a_merge_beside_a_save_whose_files_are_not_synced_is_noticed(monkeypatch
 
     monkeypatch.setattr(faulty_storage._TracedFile, "sync", skip)
     assert _notices("is there and its", lambda: racing_life("save", "merge"))
+
+
+def test_a_removal_for_a_checkpoint_whose_name_is_not_durable_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sync = TracedStorage.sync_folder
+
+    def skip(self: TracedStorage, name: str) -> None:
+        # The one between what the removal takes its lease for and the first file that goes.
+        if name != "manifests" or not self._trace.done[-1].name.startswith("leases/"):
+            sync(self, name)
+
+    monkeypatch.setattr(TracedStorage, "sync_folder", skip)
+    assert _notices("was acknowledged", removal_within_a_commit)
 
 
 def test_an_unanswered_commit_that_is_taken_for_a_failed_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
