@@ -145,11 +145,19 @@ def _gc(bucket: Bucket) -> object:
 @pytest.mark.parametrize("lost", ["request", "answer"])
 def test_any_request_or_answer_may_get_lost(work: Callable[[Bucket], object], stride: int, lost: str) -> None:
     bucket, truth = _copy_of(_saved_bucket())
+    before = set(bucket.objects)
     work(bucket)
     expected = {name for name in bucket.objects if not name.startswith("b/run/leases/")}
     for number in range(0, len(bucket.requests), stride):
         one, _ = _copy_of(_saved_bucket())
         setattr(one, "before" if lost == "request" else "after", _Nth(number, ConnectionResetError))
+        if (lost, bucket.requests[number][0]) == ("request", "end"):
+            # The end of an upload isn't asked for twice: nothing is left, and the next merge does it.
+            with pytest.raises(ConnectionError):
+                work(one)
+            assert not [name for name in one.objects if "s1m9" in name or name not in before], number
+            assert _restored(bucket_storage(one), truth)
+            continue
         work(one)
         one.before = one.after = lambda kind, name: None
         assert {name for name in one.objects if not name.startswith("b/run/leases/")} == expected, number

@@ -39,7 +39,7 @@ from dlrm_scale.checkpoint.storage.storage import Storage
 from dlrm_scale.checkpoint.storage.store_calls import UncertainWriteError
 from dlrm_scale.checkpoint.upkeep.merge_plan import MergePlan
 from dlrm_scale.checkpoint.upkeep.merge_rows import Rows, RowsMerge
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import CheckpointError, StorageError
 from dlrm_scale.units import GIB
 
 __all__ = ["PIECE_BYTES", "MergeRun", "Progress"]
@@ -82,6 +82,7 @@ class MergeRun:
 
         Raises:
             CheckpointError: a file is damaged, tables don't fit together, or the lease has ended. Files are removed.
+            StorageError: a file hasn't the bytes that were written.
             OSError: the storage fails or is full. Files are removed as far as it lets.
         """
         try:
@@ -252,7 +253,12 @@ class MergeRun:
             self.lease.check()
             swept = self.storage.exists(fence_name(self.number))
             for file in manifest.files:
-                swept = swept or self.storage.size_bytes(file.name) != file.size_bytes
+                size = self.storage.size_bytes(file.name)
+                if size != file.size_bytes:
+                    raise StorageError(
+                        f"{file.name} has {size} bytes, and {file.size_bytes} were written",
+                        remedy="check the storage, and run it again",
+                    )
             if not swept:
                 self.storage.link(temporary, manifest.name)
         except FileNotFoundError:
