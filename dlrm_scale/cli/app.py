@@ -15,6 +15,7 @@ from dlrm_scale.cli.demo import demo
 from dlrm_scale.cli.diagnose import diagnose
 from dlrm_scale.cli.doctor import doctor
 from dlrm_scale.cli.evaluate import evaluate
+from dlrm_scale.cli.plan import app as plan_commands
 from dlrm_scale.cli.predict import predict
 from dlrm_scale.cli.preprocess import preprocess
 from dlrm_scale.cli.stats import stats
@@ -58,6 +59,7 @@ app.command("calibrate")(calibrate)
 app.command("demo")(demo)
 app.add_typer(checkpoint_commands, name="checkpoint")
 app.add_typer(dataset_commands, name="dataset")
+app.add_typer(plan_commands, name="plan")
 
 
 def main(arguments: list[str] | None = None) -> None:

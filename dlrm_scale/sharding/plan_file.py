@@ -41,6 +41,7 @@ __all__ = [
     "PlannedTable",
     "Prediction",
     "by_rank",
+    "format_plan",
     "load_plan",
     "package_versions",
     "plan_of_layout",
@@ -241,10 +242,15 @@ def plan_of_layout(
 
 def save_plan(path: Path, plan: PlanFile) -> None:
     """Write a plan with its fingerprint, in one step; OSError if it can't be written."""
-    content = plan.model_dump(mode="json", exclude_none=True) | {"fingerprint": plan.content_fingerprint()}
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    temporary.write_text(_one_table_a_line(content))
+    temporary.write_text(format_plan(plan))
     os.replace(temporary, path)
+
+
+def format_plan(plan: PlanFile) -> str:
+    """Return the text of a plan file."""
+    content = plan.model_dump(mode="json", exclude_none=True) | {"fingerprint": plan.content_fingerprint()}
+    return _one_table_a_line(content)
 
 
 def load_plan(path: Path) -> PlanFile:

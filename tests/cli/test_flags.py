@@ -27,7 +27,7 @@ FLAGS = {
     "stats": (
         "SOURCE --out -o --set --dim --optimizer --batch-size --samples --generate --tables --seed --force --json"
     ),
-    "calibrate": "--out -o --ranks --quick --allow-noise --force --json",
+    "calibrate": "--out -o --ranks --quick --allow-noise --processor-time --force --json",
     "demo": "--out --rows --days --seed --nproc",
     "checkpoint": "",
     "checkpoint ls": "RUN --json",
@@ -38,6 +38,12 @@ FLAGS = {
     "checkpoint gc": "RUN --keep --dry-run --json",
     "checkpoint pin": "RUN STEP --json",
     "checkpoint unpin": "RUN STEP --json",
+    "plan": (
+        "--tables --cluster --world-size --batch-size-per-rank --ranks-per-host --optimizer --dim --set --memory "
+        "--reserve --allow-split-row-state --constrain --force-plan --force-kind --effort --torchrec --no-torchrec "
+        "--what-if --no-what-if --simulate --out -o --html --force --json"
+    ),
+    "plan diff": "BEFORE AFTER --json",
     "dataset": "",
     "dataset export": "DATASET --to --out --split --jobs --force --json",
     "dataset show": "DATASET --json",

@@ -1,0 +1,134 @@
+"""What a plan is asked for: tables, a cluster, ranks and batch, and what restricts the choice."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import get_args
+
+from dlrm_scale.config import ShardingType
+from dlrm_scale.errors import ConfigError
+from dlrm_scale.planning.cluster.cluster import Cluster
+from dlrm_scale.planning.tables.table_set import TableSet
+from dlrm_scale.recipes.validate import nearest
+from dlrm_scale.units import format_count
+
+__all__ = ["PlanRequest", "plan_request", "read_constraints"]
+
+_TYPES: tuple[str, ...] = get_args(ShardingType)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """What a plan is for.
+
+    Attributes:
+        tables: to be placed.
+        cluster: with its costs and memory.
+        ranks: all of them.
+        ranks_per_host: divides `ranks`.
+        batch_size_per_rank: rows.
+        wide: types that cut columns are allowed too, with row states split by row-wise Adagrad.
+        types: allowed sharding types by table, best known first; tables that aren't named may get any of the space.
+    """
+
+    tables: TableSet
+    cluster: Cluster
+    ranks: int
+    ranks_per_host: int
+    batch_size_per_rank: int
+    wide: bool = False
+    types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def space(self) -> str:
+        """Name of the space of options: `default` or `wide`."""
+        return "wide" if self.wide else "default"
+
+    def cluster_fingerprint(self) -> str:
+        """Hash of all the cluster's constants."""
+        return hashlib.sha256(self.cluster.model_dump_json().encode()).hexdigest()[:32]
+
+    def with_memory(self, memory_bytes: int) -> "PlanRequest":
+        """Ask the same of ranks with another memory."""
+        return replace(self, cluster=self.cluster.model_copy(update={"memory_bytes": memory_bytes}))
+
+    def with_reserve(self, reserve: float) -> "PlanRequest":
+        """Ask the same with another share of the memory kept."""
+        return replace(self, cluster=self.cluster.model_copy(update={"reserve": reserve}))
+
+
+def plan_request(
+    tables: TableSet,
+    cluster: Cluster,
+    *,
+    ranks: int,
+    batch_size_per_rank: int,
+    ranks_per_host: int | None = None,
+    wide: bool = False,
+    types: Mapping[str, tuple[str, ...]] | None = None,
+) -> PlanRequest:
+    """Check that the parts go together.
+
+    Args:
+        tables: to be placed.
+        cluster: what they are placed on.
+        ranks: all of them; may be other than the cluster's.
+        batch_size_per_rank: rows.
+        ranks_per_host: None for the cluster's, or for all ranks where there are fewer.
+        wide: see `PlanRequest`.
+        types: see `PlanRequest`.
+
+    Raises:
+        ConfigError: hosts that don't divide the ranks, or constraints on tables that aren't there.
+    """
+    per_host = ranks_per_host or min(ranks, cluster.ranks_per_host)
+    if ranks % per_host:
+        near = [n for n in range(1, ranks + 1) if ranks % n == 0]
+        raise ConfigError(
+            f"{format_count(ranks)} ranks don't divide into hosts of {per_host}",
+            remedy=f"use a multiple of {per_host} ranks, or --ranks-per-host with one of {', '.join(map(str, near))}",
+        )
+    names = [table.name for table in tables.tables]
+    for name in types or {}:
+        if name not in names:
+            hint = nearest(name, names)
+            raise ConfigError(
+                f"--constrain {name}: {tables.name} has no such table",
+                remedy=f"did you mean {hint!r}?" if hint else f"its tables are {', '.join(names[:30])}",
+            )
+    return PlanRequest(
+        tables=tables,
+        cluster=cluster,
+        ranks=ranks,
+        ranks_per_host=per_host,
+        batch_size_per_rank=batch_size_per_rank,
+        wide=wide,
+        types=dict(types or {}),
+    )
+
+
+def read_constraints(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Read `TABLE=type`, `TABLE=type|type`, several of them separated by commas.
+
+    Raises:
+        ConfigError: text of another form, a table twice, or no such sharding type.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for part in (part.strip() for text in texts for part in text.split(",")):
+        name, equals, kinds = part.partition("=")
+        if not (name and equals and kinds):
+            raise ConfigError(
+                f"--constrain {part!r} is no constraint", remedy="write it as TABLE=type or TABLE=type|type"
+            )
+        if name in found:
+            raise ConfigError(f"--constrain: table {name} is there twice", remedy=f"join them: {name}=type|type")
+        wanted = tuple(kind.strip() for kind in kinds.split("|"))
+        for kind in wanted:
+            if kind not in _TYPES:
+                hint = nearest(kind, _TYPES)
+                raise ConfigError(
+                    f"--constrain {name}={kind}: no such sharding type" + (f"; did you mean {hint}?" if hint else ""),
+                    remedy=f"the types are {', '.join(_TYPES)}",
+                )
+        found[name] = wanted
+    return found

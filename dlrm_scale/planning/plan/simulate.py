@@ -1,0 +1,150 @@
+"""One set of tables on more and more devices: step, balance, memory and efficiency, and where more stop to pay."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from dlrm_scale.errors import PlanError
+from dlrm_scale.planning.plan.cost_models import CostModel
+from dlrm_scale.planning.plan.request import PlanRequest
+from dlrm_scale.planning.plan.shapes import shapes_of
+from dlrm_scale.planning.solver.problem import Problem
+from dlrm_scale.planning.solver.solve import Solution
+
+__all__ = ["KNEE_RULE", "Scale", "Simulation", "simulate", "sizes_between"]
+
+_PAYS = 1.5
+KNEE_RULE = (
+    "the knee is the largest number of devices up to which each doubling brings at least half of what it could: "
+    f"{_PAYS:g} times the samples a second"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """One number of devices.
+
+    Attributes:
+        ranks: how many.
+        step_ms: of the best plan found; None where nothing fits.
+        bound_ms: of its problem.
+        gap: how far the plan lies above the bound, as the solver counts.
+        samples_per_second: of all devices.
+        efficiency: samples a second and device, against the smallest number that fits.
+        balance: mean over ranks of what the plan makes them wait for, over the slowest rank's; 1 is even.
+        memory_bytes: of the fullest rank.
+        memory_limit_bytes: that a rank has for them.
+        types: how many tables have which sharding type.
+        reason: why nothing fits; "" where something does.
+    """
+
+    ranks: int
+    step_ms: float | None = None
+    bound_ms: float | None = None
+    gap: float | None = None
+    samples_per_second: float | None = None
+    efficiency: float | None = None
+    balance: float | None = None
+    memory_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    types: tuple[tuple[str, int], ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """All numbers of devices.
+
+    Attributes:
+        request: what was asked, with its first number of ranks.
+        scales: by rising ranks.
+        knee: see `KNEE_RULE`; None where nothing fits.
+    """
+
+    request: PlanRequest
+    scales: tuple[Scale, ...]
+    knee: int | None
+
+
+def sizes_between(first: int, last: int) -> list[int]:
+    """Double from `first` to `last`, which is one of them whatever it is."""
+    sizes = [first]
+    while sizes[-1] * 2 <= last:
+        sizes.append(sizes[-1] * 2)
+    return sizes if sizes[-1] == last else [*sizes, last]
+
+
+def simulate(
+    request: PlanRequest,
+    sizes: Sequence[int],
+    make_model: Callable[[PlanRequest], CostModel],
+    solver: Callable[[Problem], Solution],
+    say: Callable[[str], None] = lambda line: None,
+) -> Simulation:
+    """Plan for each number of ranks; the rows of a batch a rank stay the same.
+
+    Args:
+        request: tables, cluster, batch and hosts.
+        sizes: numbers of ranks, rising.
+        make_model: costs of a request.
+        solver: ours.
+        say: told what begins.
+    """
+    scales: list[Scale] = []
+    first: Scale | None = None
+    for ranks in sizes:
+        say(f"planning for {ranks} devices")
+        scale = _scale(replace(request, ranks=ranks, ranks_per_host=_hosts(request, ranks)), make_model, solver)
+        if scale.samples_per_second is not None:
+            first = first or scale
+            assert first.samples_per_second is not None
+            alone = first.samples_per_second / first.ranks
+            scale = replace(scale, efficiency=scale.samples_per_second / ranks / alone)
+        scales.append(scale)
+    return Simulation(request=request, scales=tuple(scales), knee=_knee(scales))
+
+
+def _hosts(request: PlanRequest, ranks: int) -> int:
+    return min(ranks, request.ranks_per_host)
+
+
+def _scale(
+    request: PlanRequest, make_model: Callable[[PlanRequest], CostModel], solver: Callable[[Problem], Solution]
+) -> Scale:
+    model = make_model(request)
+    try:
+        problem = model.problem
+        solution = solver(problem)
+    except PlanError as error:
+        return Scale(ranks=request.ranks, reason=error.message.splitlines()[0])
+    shapes = shapes_of(problem, solution.assignment)
+    load = model.load(shapes)
+    kinds = [shape.sharding_type for shape in shapes]
+    slowest = sum(max(times) for times in load.phases_ms.values())
+    mean = sum(sum(times) / len(times) for times in load.phases_ms.values())
+    return Scale(
+        ranks=request.ranks,
+        step_ms=load.step_ms,
+        bound_ms=solution.bound_ms,
+        gap=solution.gap,
+        samples_per_second=1000 * request.ranks * request.batch_size_per_rank / load.step_ms,
+        balance=mean / slowest if slowest else 1.0,
+        memory_bytes=max(load.memory_by_rank),
+        memory_limit_bytes=load.memory_limit_bytes,
+        types=tuple((kind, kinds.count(kind)) for kind in sorted(set(kinds))),
+    )
+
+
+def _knee(scales: Sequence[Scale]) -> int | None:
+    fitting = [scale for scale in scales if scale.samples_per_second is not None]
+    if not fitting:
+        return None
+    knee = fitting[0]
+    for scale in fitting[1:]:
+        assert scale.samples_per_second is not None
+        assert knee.samples_per_second is not None
+        doublings = scale.ranks / knee.ranks
+        # 1.5 times for twice as many; for another step in proportion, as 1 + 0.5 (m - 1).
+        if scale.samples_per_second < knee.samples_per_second * (1 + (_PAYS - 1) * (doublings - 1)):
+            break
+        knee = scale
+    return knee.ranks
