@@ -26,10 +26,10 @@ from pydantic import ValidationError
 from dlrm_scale.errors import ConfigError
 from dlrm_scale.planning.cluster.cluster import Cluster
 from dlrm_scale.planning.findings import findings
-from dlrm_scale.planning.text_file import read_values, write_text
+from dlrm_scale.planning.text_file import check_new, read_values, write_text
 from dlrm_scale.recipes.validate import nearest
 
-__all__ = ["cluster_names", "format_cluster", "load_cluster", "save_cluster"]
+__all__ = ["check_cluster_path", "cluster_names", "format_cluster", "load_cluster", "save_cluster"]
 
 _FORMAT_VERSION = 1
 _REMEDY = (
@@ -66,6 +66,16 @@ def load_cluster(source: str | Path) -> Cluster:
         )
     _check_suffix(path)
     return _read(path, str(path))
+
+
+def check_cluster_path(path: Path, *, force: bool) -> None:
+    """Refuse, before long work, what `save_cluster` would refuse after it.
+
+    Raises:
+        ConfigError: as `save_cluster`.
+    """
+    _check_suffix(path)
+    check_new(path, force=force)
 
 
 def save_cluster(cluster: Cluster, path: Path, *, force: bool = False) -> None:

@@ -1,0 +1,111 @@
+"""`dlrm-scale calibrate`."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from dlrm_scale.planning.measuring.calibration import Calibration
+
+__all__ = ["calibrate"]
+
+_SHUTDOWN_SECONDS = 30
+
+
+def calibrate(
+    out: Annotated[
+        str, typer.Option("--out", "-o", metavar="FILE", help="The cluster file to write.")
+    ] = "cluster.toml",
+    ranks: Annotated[
+        int | None,
+        typer.Option(help="Ranks on this host. Default: one a GPU; on CPU one a core, at least 2, at most 8.", min=2),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer shapes and repeats: shows that it works, for rough constants.")
+    ] = False,
+    allow_noise: Annotated[
+        bool, typer.Option("--allow-noise", help="Write what was measured on a busy machine too, marked as such.")
+    ] = False,
+    processor_time: Annotated[
+        bool,
+        typer.Option(
+            "--processor-time",
+            help="Measure processor time in place of elapsed time: for a CPU that others use too. Misses the network.",
+        ),
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it exists.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Measure lookups, updates and collectives on the ranks at hand, and write a cluster file for `plan`.
+
+    Takes about two minutes on two ranks, which should have the machine for themselves: load average and spread of
+    repeats are looked at, and measurements that would mislead are refused. Under torchrun it measures all hosts.
+    """
+    from dlrm_scale.errors import ConfigError
+    from dlrm_scale.install import check_install
+    from dlrm_scale.planning.cluster.cluster_file import check_cluster_path, save_cluster
+
+    path = Path(out)
+    check_cluster_path(path, force=force)
+    check_install()
+    import torch
+
+    from dlrm_scale.host_cores import usable_cores
+    from dlrm_scale.planning.measuring.calibration import CalibrationRequest, calibrate_rank
+    from dlrm_scale.train.launch import launch
+
+    gpus = torch.cuda.device_count()
+    # on a CPU a rank shares its memory bandwidth with the others: more than eight teach nothing new
+    local_ranks = ranks if ranks is not None else gpus if gpus > 1 else min(8, max(2, usable_cores()))
+    device: Literal["cpu", "cuda"] = "cuda" if gpus >= local_ranks else "cpu"
+    if processor_time and device == "cuda":
+        raise ConfigError("--processor-time doesn't see what GPUs do", remedy="leave it out")
+    request = CalibrationRequest(
+        name=path.stem,
+        device=device,
+        quick=quick,
+        allow_noise=allow_noise,
+        clock="processor" if processor_time else "elapsed",
+    )
+    result = launch(calibrate_rank, request, local_ranks, _SHUTDOWN_SECONDS)
+    if os.environ.get("RANK", "0") != "0":
+        return
+    save_cluster(result.cluster, path, force=force)
+    if json_output:
+        json.dump(_summary(result, out), sys.stdout)
+        sys.stdout.write("\n")
+    else:
+        typer.echo(_table(result, out))
+
+
+def _summary(result: "Calibration", out: str) -> dict[str, object]:
+    cluster, noise = result.cluster, result.noise
+    return {
+        "cluster": out,
+        "ranks": cluster.hosts * cluster.ranks_per_host,
+        "device": cluster.device,
+        "seconds": round(result.seconds, 1),
+        "fit_error": cluster.fit_error,
+        "type_ms": {kind: constant.value for kind, constant in cluster.type_ms.items()},
+        "noise": {
+            "busy": noise.busy,
+            "load_average": noise.load_average,
+            "cores": noise.cores,
+            "spread": noise.spread,
+            "delay_share": noise.delay_share,
+        },
+    }
+
+
+def _table(result: "Calibration", out: str) -> str:
+    cluster = result.cluster
+    lines = [f"wrote {out}: {cluster.notes}", "", "error of each fit:"]
+    lines += [f"  {name:12} {error:6.1%}" for name, error in cluster.fit_error.items()]
+    lines += ["a step pays for each sharding type in use:"]
+    lines += [f"  {kind:18} {constant.value:7.2f} ms" for kind, constant in cluster.type_ms.items()]
+    lines += ["", f"took {result.seconds:.0f} s; plan with --cluster {out}"]
+    return "\n".join(lines)

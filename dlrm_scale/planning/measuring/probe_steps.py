@@ -1,0 +1,201 @@
+"""Whole steps of small models, measured in turn, and what they say beyond micro-benchmarks."""
+
+import gc
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dlrm_scale.layout import ShardLayout
+from dlrm_scale.models.build import build_model
+from dlrm_scale.planning.cluster.cluster import Cluster, Constant
+from dlrm_scale.planning.costs.plan_rating import Prediction
+from dlrm_scale.planning.costs.step_model import predict
+from dlrm_scale.planning.measuring.calibration_fit import fit_multipliers
+from dlrm_scale.planning.measuring.micro_timing import RankTimer, Timing
+from dlrm_scale.planning.measuring.probe_models import ProbeModel, probe_batches
+from dlrm_scale.sharding.pipeline import make_train_pipeline
+from dlrm_scale.sharding.plan_file import plan_of_layout
+from dlrm_scale.sharding.ranks import Ranks
+from dlrm_scale.sharding.shard import shard_model
+from dlrm_scale.sharding.shard_shapes import table_layout
+
+__all__ = ["PARTS", "ProbedStep", "apply_probes", "measure_probes"]
+
+PARTS: dict[str, tuple[str, ...]] = {
+    "lookup": ("lookup",),
+    "update": ("update",),
+    "input": ("input",),
+    "exchange": ("output", "gradient"),
+    "replicas": ("replicas",),
+    "dense": ("dense",),
+}
+"""Parts of a step that get a multiplier each, and their phases."""
+
+_TOGETHER = 8
+"""Models that are measured in turn: as many as have every kind of plan."""
+_UNPROBED = {"grid_shard": "table_row_wise"}
+"""A grid needs several hosts; it does what table_row_wise does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbedStep:
+    """One model's step.
+
+    Attributes:
+        timing: of the whole step.
+        predicted: by the micro-benchmarks alone.
+        types: in use.
+    """
+
+    timing: Timing
+    predicted: Prediction
+    types: frozenset[str]
+
+
+def measure_probes(
+    probes: Sequence[ProbeModel],
+    cluster: Cluster,
+    ranks: Ranks,
+    timer: RankTimer,
+    *,
+    rounds: int,
+    progress: Callable[[str], None],
+) -> list[ProbedStep]:
+    """Measure the step of every model, eight in turn in each round. A collective.
+
+    Args:
+        probes: models with plans.
+        cluster: from micro-benchmarks, without constants of types.
+        ranks: the process group.
+        timer: of all ranks.
+        rounds: in each of which a model does a step that counts and one before it that doesn't.
+        progress: told after every eight.
+    """
+    found: list[ProbedStep] = []
+    for first in range(0, len(probes), _TOGETHER):
+        together = probes[first : first + _TOGETHER]
+        steps = [_Steps(probe, ranks) for probe in together]
+        seconds = np.zeros((len(steps), 3, rounds))
+        for turn in range(-1, rounds):
+            order = np.random.default_rng(first + turn + 1).permutation(len(steps))
+            for index in order:
+                steps[index].run()
+                measured = timer.once(steps[index].run)
+                if turn >= 0:
+                    seconds[index, :, turn] = measured
+        for step, taken in zip(steps, seconds, strict=True):
+            timing = timer.summary(taken)
+            timer.timings.append(timing)
+            found.append(step.rated(cluster, timing))
+        del steps
+        gc.collect()
+        progress(f"whole steps: {len(found)} of {len(probes)} models")
+    return found
+
+
+def apply_probes(cluster: Cluster, steps: Sequence[ProbedStep]) -> tuple[Cluster, float]:
+    """Bring a cluster's costs to what whole steps took.
+
+    Args:
+        cluster: from micro-benchmarks, without constants of types.
+        steps: measured.
+
+    Returns:
+        The cluster, and the mean relative error over the steps.
+    """
+    types = sorted({kind for step in steps for kind in step.types})
+    parts = np.array(
+        [[sum(step.predicted.slowest_ms[p] for p in phases) for phases in PARTS.values()] for step in steps]
+    )
+    constants = np.array([[1.0, *(float(kind in step.types) for kind in types)] for step in steps])
+    measured = np.array([step.timing.milliseconds for step in steps])
+    fit = fit_multipliers(parts, constants, measured)
+    factors = dict(zip(PARTS, fit.values, strict=False))
+    always, *type_values = fit.values[len(PARTS) :]
+    source = f"calibrate: steps of {len(steps)} models"
+    type_ms = {kind: Constant(value=value, source=source) for kind, value in zip(types, type_values, strict=True)}
+    for kind, like in _UNPROBED.items():
+        if kind not in type_ms and like in type_ms:
+            type_ms[kind] = Constant(value=type_ms[like].value, source=f"assumed: as {like}'s")
+    scaled = _scaled(cluster, factors)
+    call = scaled.dense.call_ms
+    dense = scaled.dense.model_copy(
+        update={"call_ms": Constant(value=call.value + always, source=f"{call.source}; {always:.3g} ms of whole steps")}
+    )
+    return scaled.model_copy(update={"type_ms": type_ms, "dense": dense}), fit.error
+
+
+def _scaled(cluster: Cluster, factors: dict[str, float]) -> Cluster:
+    def constants(section: object, factor: float) -> object:
+        values = {
+            name: Constant(
+                value=constant.value * factor, source=f"{constant.source}; times {factor:.3f} in whole steps"
+            )
+            for name, constant in vars(section).items()
+        }
+        return type(section)(**values)
+
+    exchanges = {"all_to_all": "input", "all_reduce": "replicas"}
+    collectives = []
+    for costs in cluster.collectives:
+        factor = factors[exchanges.get(costs.collective, "exchange")]
+        points = tuple((size, ms * factor) for size, ms in costs.curve.points)
+        curve = costs.curve.model_copy(
+            update={"points": points, "source": f"{costs.curve.source}; times {factor:.3f} in whole steps"}
+        )
+        collectives.append(costs.model_copy(update={"curve": curve}))
+    return cluster.model_copy(
+        update={
+            "forward": constants(cluster.forward, factors["lookup"]),
+            "backward": constants(cluster.backward, factors["update"]),
+            "input": constants(cluster.input, factors["input"]),
+            "replicas": constants(cluster.replicas, factors["replicas"]),
+            "dense": constants(cluster.dense, factors["dense"]),
+            "collectives": tuple(collectives),
+        }
+    )
+
+
+class _Steps:
+    """A sharded model with batches in turn."""
+
+    def __init__(self, probe: ProbeModel, ranks: Ranks) -> None:
+        self._probe, self._ranks = probe, ranks
+        tables = [table.spec for table in probe.tables.tables]
+        config = probe.config(ranks.ranks, ranks.local_ranks)
+        shards = tuple(
+            table_layout(table, shape, ranks=ranks.ranks, ranks_per_host=ranks.local_ranks)
+            for table, shape in zip(tables, probe.plan, strict=True)
+        )
+        plan = plan_of_layout(
+            ShardLayout(ranks=ranks.ranks, tables=shards),
+            planner="calibrate",
+            ranks_per_host=ranks.local_ranks,
+            optimizer="rowwise_adagrad",
+            batch_size_per_rank=probe.batch_size_per_rank,
+        )
+        self._sharded = shard_model(build_model(config.model, tables), tables, config, ranks, given=plan)
+        for shard in self._sharded.local_shards:
+            shard.weight.fill_(0.01)
+        batches, self._tables = probe_batches(probe, ranks.rank, ranks.ranks)
+        self._batches = itertools.cycle([batch.to(ranks.device) for batch in batches])
+        self._pipeline = make_train_pipeline(self._sharded, "plain")
+
+    def run(self) -> None:
+        self._pipeline.progress(self._batches)
+
+    def rated(self, cluster: Cluster, timing: Timing) -> ProbedStep:
+        predicted = predict(
+            self._tables,
+            cluster,
+            self._probe.plan,
+            ranks=self._ranks.ranks,
+            ranks_per_host=self._ranks.local_ranks,
+            batch_size_per_rank=self._probe.batch_size_per_rank,
+            pipeline="plain",
+            dense=self._probe.dense(),
+        )
+        types = frozenset(shape.sharding_type for shape in self._probe.plan)
+        return ProbedStep(timing=timing, predicted=predicted, types=types)
