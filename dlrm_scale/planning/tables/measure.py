@@ -3,8 +3,9 @@
 The samples are the first batches that training would get: its order mixes the whole training split. A batch of s
 samples is every k-th sample of a large one, so that it too has its share of every stream.
 
-Memory: one large batch's ids (4 bytes each, all tables), distinct ids of the samples with their counts for columns
-without a frequency vocabulary (12 bytes each), and the loader's windows (250 MB at most).
+Memory: one large batch's ids (4 bytes each, all tables), distinct rows of the samples with their counts for columns
+without a frequency vocabulary (12 bytes each), and the loader's windows (250 MB, and 25 MB a stream where rows have 200
+ids).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,10 +20,11 @@ from dlrm_scale.data.dataset.dataset import ColumnInfo, Dataset
 from dlrm_scale.data.vocabulary.vocabulary import FIRST_ID_ROW
 from dlrm_scale.data.vocabulary.vocabulary_file import read_counts
 from dlrm_scale.errors import ConfigError, DatasetError
+from dlrm_scale.planning.tables.distinct_rows import count_distinct_rows
 from dlrm_scale.planning.tables.popularity import rounded
 from dlrm_scale.planning.tables.row_counts import Curve, RowCounts, concave
 from dlrm_scale.planning.tables.table_set import SparseOptimizer, TableSet, TableStats
-from dlrm_scale.schema import CATEGORY_COLUMNS, MISSING_ROW, OUT_OF_VOCABULARY_ROW, Pooling
+from dlrm_scale.schema import CATEGORY_COLUMNS, Pooling
 
 __all__ = ["SAMPLES", "Sampling", "measure_tables"]
 
@@ -91,7 +93,7 @@ def measure_tables(
         )
     sizes = _batch_sizes(sampling, rows)
     batches = min(-(-sampling.samples // sizes[-1]), rows // sizes[-1])
-    seen = [_Seen(info.table_rows) for info in dataset.manifest.columns]
+    seen = [_Seen(by_row=info.method != "frequency") for info in dataset.manifest.columns]
     looked_at = 0
     for columns in _large_batches(dataset, order, sizes[-1], batches):
         for one, (ids, lengths) in zip(seen, columns, strict=True):
@@ -162,41 +164,37 @@ class _Seen:
     """What the samples say of one table.
 
     Attributes:
-        rows: of the table.
+        by_row: count all rows, and not only those of missing and unknown ids.
         bags: by number of ids.
         distinct: sums of distinct rows over batches, by batch size.
         batches: how many of each size.
-        ids: distinct ids so far, ascending.
+        rows: distinct rows so far, ascending; those that are counted.
         counts: of these.
+        lookups: of all rows.
     """
 
-    rows: int
+    by_row: bool
     bags: Int64s = field(default_factory=lambda: np.zeros(1, np.int64))
     distinct: dict[int, int] = field(default_factory=dict)
     batches: dict[int, int] = field(default_factory=dict)
-    ids: Int32s = field(default_factory=lambda: np.empty(0, np.int32))
+    rows: Int32s = field(default_factory=lambda: np.empty(0, np.int32))
     counts: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
+    lookups: int = 0
 
     def add(self, ids: Int32s, lengths: Int32s, sizes: tuple[int, ...]) -> None:
         bags = np.bincount(lengths, minlength=len(self.bags))
         bags[: len(self.bags)] += self.bags
         self.bags = bags
-        sample = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
-        for size in sizes:
-            groups = len(lengths) // size
-            group = sample % groups
-            if groups * size < len(lengths):
-                whole = sample < groups * size
-                keys = group[whole] * self.rows + ids[whole]
-            else:
-                keys = group * self.rows + ids
-            self.distinct[size] = self.distinct.get(size, 0) + len(np.unique(keys))
-            self.batches[size] = self.batches.get(size, 0) + groups
-        found, counts = np.unique(ids, return_counts=True)
-        self.ids, place = np.unique(np.concatenate([self.ids, found]), return_inverse=True)
-        counts = np.concatenate([self.counts, counts])
-        self.counts = np.zeros(len(self.ids), np.int64)
-        np.add.at(self.counts, place, counts)
+        found = count_distinct_rows(ids, lengths, sizes)
+        for size, distinct in zip(sizes, found.by_size, strict=True):
+            self.distinct[size] = self.distinct.get(size, 0) + distinct
+            self.batches[size] = self.batches.get(size, 0) + len(lengths) // size
+        self.lookups += len(ids)
+        kept = slice(None) if self.by_row else found.rows < FIRST_ID_ROW
+        self.rows, place = np.unique(np.concatenate([self.rows, found.rows[kept]]), return_inverse=True)
+        counts = np.zeros(len(self.rows), np.int64)
+        np.add.at(counts, place, np.concatenate([self.counts, found.counts[kept]]))
+        self.counts = counts
 
     @property
     def mean(self) -> float:
@@ -208,11 +206,6 @@ class _Seen:
         """99th percentile of ids a bag: the least number that 99 % of the bags don't exceed."""
         return int(np.searchsorted(np.cumsum(self.bags), 0.99 * self.bags.sum()))
 
-    def share(self, row: int) -> float:
-        """Of the lookups, those of one row."""
-        found = self.counts[self.ids == row]
-        return float(found.sum() / max(1, self.counts.sum()))
-
 
 def _table(
     dataset: Dataset, info: ColumnInfo, seen: _Seen, sizes: tuple[int, ...], dim: int, pooling: Pooling
@@ -221,10 +214,11 @@ def _table(
     counts = RowCounts(info.table_rows)
     ranks = [2**k for k in range(31) if 2**k < info.table_rows]
     hot: Curve
-    if info.method == "frequency" and _add_vocabulary(dataset, info, seen, counts):
+    if info.method == "frequency":
+        _add_vocabulary(dataset, info, seen, counts)
         hot = counts.hot_rows(ranks)
     else:
-        counts.add(seen.ids.astype(np.int64), seen.counts)
+        counts.add(seen.rows.astype(np.int64), seen.counts)
         hot = _sampled_hot_rows(info, counts, ranks)
     return TableStats(
         name=info.name,
@@ -239,24 +233,20 @@ def _table(
     )
 
 
-def _add_vocabulary(dataset: Dataset, info: ColumnInfo, seen: _Seen, counts: RowCounts) -> bool:
+def _add_vocabulary(dataset: Dataset, info: ColumnInfo, seen: _Seen, counts: RowCounts) -> None:
     """Add the counts of a column's vocabulary, and rows 0 and 1 as often as the samples have them.
 
-    A vocabulary may come from another dataset, so that its counts say how hot its rows are among each other. False if
-    it has no ids, or the samples none of them.
+    A vocabulary may come from another dataset, so that its counts say how hot its rows are among each other.
     """
-    row = FIRST_ID_ROW
-    for _, some in read_counts(dataset.path, info.name):
-        counts.add(np.arange(row, row + len(some), dtype=np.int64), some)
-        row += len(some)
-    kept = counts.lookups
-    special = [(r, seen.share(r)) for r in (MISSING_ROW, OUT_OF_VOCABULARY_ROW) if r < info.table_rows]
-    rest = 1 - sum(share for _, share in special)
-    if kept == 0 or rest <= 0:
-        return False
-    scaled = [(r, round(share / rest * kept)) for r, share in special]
-    counts.add(np.array([r for r, _ in scaled], np.int64), np.array([n for _, n in scaled], np.int64))
-    return True
+    special = int(seen.counts.sum())
+    others = seen.lookups - special
+    if others > 0:
+        row = FIRST_ID_ROW
+        for _, some in read_counts(dataset.path, info.name):
+            counts.add(np.arange(row, row + len(some), dtype=np.int64), some)
+            row += len(some)
+    scale = counts.lookups / others if counts.lookups else 1.0
+    counts.add(seen.rows.astype(np.int64), np.rint(seen.counts * scale).astype(np.int64))
 
 
 def _sampled_hot_rows(info: ColumnInfo, counts: RowCounts, ranks: list[int]) -> Curve:
