@@ -159,6 +159,35 @@ def test_a_hundred_steps_after_a_restore_on_other_ranks_have_the_same_losses_to_
         )
 
 
+PLANS = ("table_wise", "row_wise", "data_parallel", "table_row_wise")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(len(PLANS)), ids=PLANS)
+def test_from_1_to_2_to_4_to_1_ranks_rows_are_exact_and_a_hundred_losses_the_same_to_a_millionth(
+    first: int, dataset: Path, tmp_path: Path
+) -> None:
+    """Each of the four starts has another plan, and in each case another one of the four."""
+    run, straight = tmp_path / "run", tmp_path / "straight"
+    settings = ["train.epochs=14", "schedule.decay_steps=90"]
+    run_training(1, straight, dataset, [*_sharding("table_wise"), *settings])
+    run_training(1, run, dataset, [*_sharding(PLANS[first]), *settings, "train.max_steps=10"])
+    for start, (ranks, stop) in enumerate([(2, 44), (4, 78), (1, 0)], start=1):
+        kind = PLANS[(first + start) % len(PLANS)]
+        before = read_tables(run)
+        changed = [f"sharding.kind={kind}", f"train.max_steps={stop}"]
+        observed = run_training(ranks, run, dataset, changed, resume=True, ranks_per_host=2 if ranks == 4 else None)
+        tables = {name: value for name, value in before.items() if not name.startswith("dense.")}
+        restored = assemble(observed, before)
+        assert restored.keys() == tables.keys()
+        for name, values in tables.items():
+            assert np.array_equal(restored[name].view(np.int32), values.view(np.int32)), (ranks, kind, name)
+    expected = losses(straight)
+    assert losses(run).keys() == expected.keys() == set(range(1, 113))
+    for step, loss in losses(run).items():
+        assert loss == pytest.approx(expected[step], abs=1e-6)
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_losses_do_not_depend_on_the_number_of_ranks(ranks: int, dataset: Path, tmp_path: Path) -> None:
     run_training(1, tmp_path / "one", dataset, _sharding("table_wise"))
