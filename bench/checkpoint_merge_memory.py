@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import torch
+
 from dlrm_scale.checkpoint import find_chain, open_storage
 from dlrm_scale.checkpoint.upkeep.merge import merge_chain
 from dlrm_scale.checkpoint.upkeep.merge_memory import merge_memory_bytes
@@ -18,6 +20,7 @@ from dlrm_scale.checkpoint.upkeep.merge_plan import plan_merge
 
 def main(folder: Path) -> None:
     """Measure one merge."""
+    torch.set_num_threads(1)  # as the command does
     storage = open_storage(folder)
     chain = find_chain(storage)
     plan = plan_merge(chain.manifests, chain.checkpoint, "baseline") if chain is not None else None
