@@ -7,10 +7,18 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
+from dlrm_scale.checkpoint.chain.leases import give_back_leases
+
 __all__ = ["REPEAT_SECONDS", "StopRequest"]
 
 REPEAT_SECONDS = 2.0
 """A Ctrl-C reaches a rank from the terminal and again from the launcher: repeats within this time count once."""
+
+
+def _exit_at_once(code: int) -> None:
+    """Without clean-up but for the lease of a restore, which would hold up removals for minutes."""
+    give_back_leases()
+    os._exit(code)
 
 
 class StopRequest:
@@ -18,16 +26,16 @@ class StopRequest:
 
     Args:
         now: the clock, in seconds.
-        abandon: called with the exit code on the second signal.
+        abandon: called with the exit code on the second signal; ends the process if None.
     """
 
     def __init__(
         self,
         now: Callable[[], float] = time.monotonic,
-        abandon: Callable[[int], object] = os._exit,
+        abandon: Callable[[int], object] | None = None,
     ) -> None:
         self._now = now
-        self._abandon = abandon
+        self._abandon = abandon if abandon is not None else _exit_at_once
         self._first: float | None = None
         self.signal_name = ""
 

@@ -3,6 +3,7 @@
 import errno
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from dlrm_scale.checkpoint.chain.leases import (
     LEASE_SECONDS,
     Lease,
     expired_leases,
+    give_back_leases,
     hold_chain,
     keep_renewing,
     read_leases,
@@ -236,3 +238,19 @@ def test_on_a_full_disk_a_lease_holds_everything_until_there_is_room(tmp_path: P
         assert not found.holds_any(["manifests/b"])
         assert len(list(tmp_path.glob("leases/*"))) == 1
     assert list(tmp_path.glob("leases/*")) == []
+
+
+def test_an_exit_in_a_hurry_gives_leases_back_and_does_not_wait_for_a_storage_that_hangs(tmp_path: Path) -> None:
+    class Hanging(LocalStorage):
+        def remove(self, name: str) -> None:
+            hung.wait(60)
+
+    hung = threading.Event()
+    Lease(Hanging(tmp_path / "hung"), "restore").take(["manifests/a"])
+    give_back_leases(0.05)
+    assert len(list(tmp_path.glob("hung/leases/*"))) == 1
+    hung.set()
+    lease = Lease(LocalStorage(tmp_path / "local"), "restore")
+    lease.take(["manifests/a"])
+    give_back_leases(30.0)
+    assert list(tmp_path.glob("local/leases/*")) == []

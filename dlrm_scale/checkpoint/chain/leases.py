@@ -50,6 +50,7 @@ __all__ = [
     "Lease",
     "LeaseRecord",
     "expired_leases",
+    "give_back_leases",
     "hold_chain",
     "keep_renewing",
     "read_leases",
@@ -208,6 +209,13 @@ def _give_back_at_the_end(lease: Lease) -> None:
         atexit.unregister(_give_back)
         atexit.register(_give_back, os.getpid())
     _held.add(lease)
+
+
+def give_back_leases(seconds: float = 2.0) -> None:
+    """Give back all leases of this program, as far as that is done in so many seconds: before an exit in a hurry."""
+    thread = threading.Thread(target=_give_back, args=(os.getpid(),), name="give back leases", daemon=True)
+    thread.start()
+    thread.join(seconds)
 
 
 def _give_back(pid: int) -> None:
