@@ -137,7 +137,7 @@ def describe_bottleneck(found: Bottleneck, ranks: int, *, optimal: bool | None) 
         lines.append(f"it would help to make {_change(found.relief)}")
     elif found.tables:
         proven = "; the plan is proven to be the best of its space" if optimal else ""
-        lines.append(f"no other way to shard one of these tables alone helps{proven}")
+        lines.append(f"no other way to shard one of these tables alone helps and fits{proven}")
     if found.relief_with_memory is not None:
         more = found.relief_with_memory
         lines.append(f"with {format_bytes(more.missing_bytes)} more on a rank it would help to make {_change(more)}")

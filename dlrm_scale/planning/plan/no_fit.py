@@ -8,13 +8,13 @@ from dlrm_scale.planning.plan.request import PlanRequest
 from dlrm_scale.planning.solver.infeasible import NoFeasiblePlan, Shortfall
 from dlrm_scale.planning.solver.problem import Problem
 from dlrm_scale.planning.solver.solve import Solution
-from dlrm_scale.units import format_bytes, format_count
+from dlrm_scale.units import GIB, format_bytes, format_count
 
 __all__ = ["Change", "NothingFits", "nothing_fits"]
 
 _MOST_RANKS = 4096
 _MEMORY_STEP = 1 << 28
-"""The least memory that fits is found to a quarter of a GiB, or to a 64th of what there is if that is less."""
+"""The least memory that fits is found to a quarter of a GiB, or to about a 64th of what there is if that is less."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,21 +134,23 @@ def _more_ranks(request: PlanRequest, fits: Fits) -> list[Change]:
 
 
 def _more_memory(request: PlanRequest, fits: Fits) -> list[Change]:
+    """The least memory, in round steps."""
     now = request.cluster.memory_bytes
-    step = min(_MEMORY_STEP, max(1, now // 64))
-    low, high = now, now
+    step = min(_MEMORY_STEP, 1 << max(0, (now // 64).bit_length() - 1))
+    low, high = now // step, now // step
     solution = None
-    while solution is None and high < now * 4096:
+    while solution is None and high * step < now * 4096:
         low, high = high, high * 2
-        solution = fits(request.with_memory(high))
+        solution = fits(request.with_memory(high * step))
     if solution is None:
         return []
-    while high - low > step:
+    while high - low > 1:
         middle = (low + high) // 2
-        better = fits(request.with_memory(middle))
+        better = fits(request.with_memory(middle * step))
         low, high, solution = (low, middle, better) if better is not None else (middle, high, solution)
-    option = f"--memory {high}"
-    return [Change(what="memory_bytes", value=high, option=option, step_ms=solution.step_ms)]
+    value = high * step
+    size = f"{value / GIB:g}GiB" if value % (GIB // 64) == 0 else str(value)
+    return [Change(what="memory_bytes", value=value, option=f"--memory {size}", step_ms=solution.step_ms)]
 
 
 def _less_reserve(request: PlanRequest, fits: Fits) -> list[Change]:
@@ -253,9 +255,5 @@ def _cause(short: Shortfall) -> str:
 def _remedy(changes: tuple[Change, ...]) -> str:
     if not changes:
         return "no single change of ranks, memory, reserve, batch, types or optimizer makes it fit; change several"
-    options = [f"{c.option} ({_value(c)}{c.step_ms:.3f} ms a step)" for c in changes]
+    options = [f"{c.option} ({c.step_ms:.3f} ms a step)" for c in changes]
     return "one of these makes it fit, each tried by planning again:\n    " + "\n    ".join(options)
-
-
-def _value(change: Change) -> str:
-    return f"{format_bytes(change.value)}, " if change.what == "memory_bytes" and isinstance(change.value, int) else ""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from dlrm_scale.errors import PlanError
 from dlrm_scale.planning.plan.cost_models import CostModel
@@ -14,8 +15,8 @@ __all__ = ["KNEE_RULE", "Scale", "Simulation", "simulate", "sizes_between"]
 
 _PAYS = 1.5
 KNEE_RULE = (
-    "the knee is the largest number of devices up to which each doubling brings at least half of what it could: "
-    f"{_PAYS:g} times the samples a second"
+    f"the knee is the largest number of devices that brought {_PAYS:g} times the samples a second of half as many, "
+    "which is half of what doubling can bring"
 )
 
 
@@ -139,12 +140,11 @@ def _knee(scales: Sequence[Scale]) -> int | None:
     if not fitting:
         return None
     knee = fitting[0]
-    for scale in fitting[1:]:
-        assert scale.samples_per_second is not None
-        assert knee.samples_per_second is not None
-        doublings = scale.ranks / knee.ranks
+    for before, after in pairwise(fitting):
+        assert before.samples_per_second is not None
+        assert after.samples_per_second is not None
         # 1.5 times for twice as many; for another step in proportion, as 1 + 0.5 (m - 1).
-        if scale.samples_per_second < knee.samples_per_second * (1 + (_PAYS - 1) * (doublings - 1)):
-            break
-        knee = scale
+        needed = 1 + (_PAYS - 1) * (after.ranks / before.ranks - 1)
+        if after.samples_per_second >= needed * before.samples_per_second:
+            knee = after
     return knee.ranks

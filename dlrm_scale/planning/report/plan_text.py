@@ -108,17 +108,21 @@ def describe_difference(found: PlanDifference) -> str:
 
 
 def lay_out(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
-    """Columns of equal width; those of `left` begin at the left, the others end at the right."""
-    widths = [max(len(row[i]) for row in [header, *rows] if i < len(row)) for i in range(len(header))]
+    """Columns of equal width; those of `left` begin at the left, the others end at the right.
+
+    The last cell of a row that is shorter than the header runs over the other columns.
+    """
+    whole = [row for row in [header, *rows] if len(row) == len(header)]
+    widths = [max(len(row[i]) for row in whole) for i in range(len(header))]
+    for row in rows:
+        for i, cell in enumerate(row[:-1]):
+            widths[i] = max(widths[i], len(cell))
 
     def line(row: Sequence[str]) -> str:
-        if len(row) < len(header):  # a last cell that runs over the others
-            widths_here = [*widths[: len(row) - 1], 0]
-        else:
-            widths_here = widths
+        over = len(row) - 1 if len(row) < len(header) else len(header)
         cells = [
-            cell.ljust(w) if i in left or i == len(row) - 1 else cell.rjust(w)
-            for i, (cell, w) in enumerate(zip(row, widths_here, strict=False))
+            cell if i == over else cell.ljust(widths[i]) if i in left else cell.rjust(widths[i])
+            for i, cell in enumerate(row)
         ]
         return "  ".join(cells).rstrip()
 

@@ -1,0 +1,45 @@
+"""What a plan may be asked for."""
+
+import pytest
+
+from dlrm_scale.errors import ConfigError
+from dlrm_scale.planning.plan.request import read_constraints
+from tests.planning.plan.small_requests import small_request
+
+
+def test_constraints_are_read_by_table() -> None:
+    read = read_constraints(["C1=row_wise, C2=table_wise|row_wise", "C3=data_parallel"])
+    assert read == {"C1": ("row_wise",), "C2": ("table_wise", "row_wise"), "C3": ("data_parallel",)}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("C1", "--constrain 'C1' is no constraint"),
+        ("=row_wise", "is no constraint"),
+        ("C1=", "is no constraint"),
+        ("C1=row_wise,", "--constrain '' is no constraint"),
+        ("C1=row_wsie", "C1=row_wsie: no such sharding type; did you mean row_wise"),
+        ("C1=row_wise,C1=table_wise", "table C1 is there twice"),
+    ],
+)
+def test_constraints_of_another_form_are_refused(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_constraints([text])
+
+
+def test_a_constraint_on_a_table_that_is_not_there_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="--constrain larg: small has no such table") as caught:
+        small_request(types={"larg": ("row_wise",)})
+    assert "did you mean 'large'" in (caught.value.remedy or "")
+
+
+def test_hosts_that_do_not_divide_the_ranks_are_refused_with_those_that_do() -> None:
+    with pytest.raises(ConfigError, match="6 ranks don't divide into hosts of 4") as caught:
+        small_request(ranks=6, ranks_per_host=4)
+    assert "1, 2, 3, 6" in (caught.value.remedy or "")
+
+
+def test_fewer_ranks_than_a_host_has_are_one_smaller_host() -> None:
+    assert small_request(ranks=4).ranks_per_host == 4
+    assert small_request(ranks=16).ranks_per_host == 8
