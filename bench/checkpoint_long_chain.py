@@ -19,6 +19,8 @@ __all__ = ["long_chain", "merge_memory"]
 
 KEEP_CHAINS = 2
 END_SECONDS = 300
+FIRST_DELTAS = 12
+"""After these the merger has work; it takes as long to start as a hundred small saves."""
 
 
 def long_chain(
@@ -56,6 +58,8 @@ def long_chain(
                 ours.mark(ids.draw(batch_rows))
             ours.change(ids.draw(batch_rows))
             written_bytes += ours.save().bytes
+            if number == FIRST_DELTAS:
+                began += _await_first_merge(ours.folder)
             if number % 10 == 0:
                 most_manifests = max(most_manifests, len(list((ours.folder / "manifests").glob("*.json"))))
     merges += _merge_once(ours.folder)
@@ -116,6 +120,16 @@ def _merger(folder: Path, watch_seconds: float) -> Iterator[list[dict[str, Any]]
     if ended is not None or "error" in errors.read_text():
         raise SystemExit(f"the merger failed: {errors.read_text()}")
     merges += _made(log.read_text().splitlines())
+
+
+def _await_first_merge(folder: Path) -> float:
+    """Wait until the merger is up and has merged; seconds."""
+    start = time.perf_counter()
+    while not list((folder / "manifests").glob("*m*.json")):
+        if time.perf_counter() - start > END_SECONDS:
+            raise SystemExit(f"the merger has merged nothing within {END_SECONDS} s")
+        time.sleep(0.05)
+    return time.perf_counter() - start
 
 
 def _merge_once(folder: Path) -> list[dict[str, Any]]:
