@@ -112,7 +112,7 @@ def test_no_crash_state_of_two_programs_at_once_is_wrong_or_older_than_acknowled
     for one, inner in PAIRS:
         if one == outer:
             life = racing_life(outer, inner)
-            found = examine(life, share=0.05, resume_every=500)
+            found = examine(life, share=0.03, resume_every=400)
             total = Findings(
                 total.states + found.states, total.resumed + found.resumed, total.problems + found.problems
             )
