@@ -32,7 +32,10 @@ def plan(
     context: typer.Context,
     tables: Annotated[
         str | None,
-        typer.Option(help="A name of `dlrm-scale stats`, a tables file, a dataset, a run, or a config with --set."),
+        typer.Option(
+            help="A name of `dlrm-scale stats`, a tables file, a dataset, a run, or a config with --set; with a run or "
+            "config its dense part counts too."
+        ),
     ] = None,
     cluster: Annotated[
         str | None, typer.Option(help="A ready-made cluster (a100x8, h100x8, h200x8) or a cluster file.")
@@ -196,7 +199,7 @@ def _request(
     from dlrm_scale.errors import ConfigError
     from dlrm_scale.planning.cluster.cluster_file import cluster_names, load_cluster
     from dlrm_scale.planning.plan.request import plan_request, read_constraints
-    from dlrm_scale.planning.tables.load import load_tables
+    from dlrm_scale.planning.tables.load import config_of, load_tables
     from dlrm_scale.units import parse_bytes
 
     for value, name, remedy in (
@@ -236,6 +239,7 @@ def _request(
         ranks_per_host=ranks_per_host,
         wide=wide,
         types=types,
+        config=config_of(tables, overrides=overrides),
     )
 
 

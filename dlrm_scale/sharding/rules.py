@@ -11,6 +11,7 @@ from dlrm_scale.units import parse_bytes
 __all__ = [
     "COLUMN_SPLIT_TYPES",
     "allowed_types",
+    "check_optimizer",
     "check_sharding",
     "column_width",
     "device_memory_bytes",
@@ -79,7 +80,7 @@ def allowed_types(
         PlanError: the optimizer, the precision of exchanges, or a type that was asked for, isn't supported here.
     """
     sharding = config.sharding
-    _check_optimizer(config, device_type)
+    check_optimizer(config.sparse_optimizer.kind, device_type)
     _check_exchange(sharding, device_type)
     _check_names(sharding.tables, tables)
     allowed = {}
@@ -155,8 +156,13 @@ def objection(
     return None
 
 
-def _check_optimizer(config: Config, device_type: str) -> None:
-    if config.sparse_optimizer.kind == "adam" and device_type == "cpu":
+def check_optimizer(optimizer: str, device_type: str) -> None:
+    """Refuse an optimizer that a device has no kernel for.
+
+    Raises:
+        PlanError: with what to use instead.
+    """
+    if optimizer == "adam" and device_type == "cpu":
         raise PlanError(
             "sparse_optimizer.kind: adam isn't supported for tables on CPU: fbgemm has no such kernel there",
             remedy='set sparse_optimizer.kind to "rowwise_adagrad" or "sgd", or train on a GPU',

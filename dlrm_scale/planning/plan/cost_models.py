@@ -136,6 +136,7 @@ class OurCosts(_Model):
             ranks=request.ranks,
             ranks_per_host=request.ranks_per_host,
             batch_size_per_rank=request.batch_size_per_rank,
+            **request.step_settings,
         )
         return PlanLoad(
             step_ms=found.step_ms,
@@ -157,6 +158,7 @@ class OurCosts(_Model):
             batch_size_per_rank=request.batch_size_per_rank,
             wide=wide,
             types=types,
+            **request.step_settings,
         )
 
 

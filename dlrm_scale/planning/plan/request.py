@@ -3,13 +3,15 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import get_args
+from typing import Any, get_args
 
-from dlrm_scale.config import ShardingType
+from dlrm_scale.config import Config, ShardingType
 from dlrm_scale.errors import ConfigError
 from dlrm_scale.planning.cluster.cluster import Cluster
+from dlrm_scale.planning.costs.dense_work import DenseWork
 from dlrm_scale.planning.tables.table_set import TableSet
 from dlrm_scale.recipes.validate import nearest
+from dlrm_scale.sharding.rules import check_optimizer
 from dlrm_scale.units import format_count
 
 __all__ = ["PlanRequest", "plan_request", "read_constraints"]
@@ -29,6 +31,8 @@ class PlanRequest:
         batch_size_per_rank: rows.
         wide: types that cut columns are allowed too, with row states split by row-wise Adagrad.
         types: allowed sharding types by table, best known first; tables that aren't named may get any of the space.
+        config: of the run that is planned, which tells its dense part, pipeline, exchanges and checkpoints; None for
+            tables alone.
     """
 
     tables: TableSet
@@ -38,6 +42,20 @@ class PlanRequest:
     batch_size_per_rank: int
     wide: bool = False
     types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    config: Config | None = None
+
+    @property
+    def step_settings(self) -> dict[str, Any]:
+        """What `costs.step_model` takes besides tables, cluster, ranks and batch."""
+        config = self.config
+        if config is None:
+            return {}
+        return {
+            "pipeline": config.train.pipeline,
+            "exchange": config.sharding.all_to_all_precision,
+            "dense": DenseWork.of_config(config, len(self.tables.tables), self.batch_size_per_rank),
+            "touched_maps": 2 if config.checkpoint.policy == "consecutive" else 3,
+        }
 
     @property
     def space(self) -> str:
@@ -66,6 +84,7 @@ def plan_request(
     ranks_per_host: int | None = None,
     wide: bool = False,
     types: Mapping[str, tuple[str, ...]] | None = None,
+    config: Config | None = None,
 ) -> PlanRequest:
     """Check that the parts go together.
 
@@ -77,10 +96,13 @@ def plan_request(
         ranks_per_host: None for the cluster's, or for all ranks where there are fewer.
         wide: see `PlanRequest`.
         types: see `PlanRequest`.
+        config: see `PlanRequest`.
 
     Raises:
         ConfigError: hosts that don't divide the ranks, or constraints on tables that aren't there.
+        PlanError: an optimizer that the trainer doesn't have on this device.
     """
+    check_optimizer(tables.optimizer, cluster.device)
     per_host = ranks_per_host or min(ranks, cluster.ranks_per_host)
     if ranks % per_host:
         near = [n for n in range(1, ranks + 1) if ranks % n == 0]
@@ -104,6 +126,7 @@ def plan_request(
         batch_size_per_rank=batch_size_per_rank,
         wide=wide,
         types=dict(types or {}),
+        config=config,
     )
 
 

@@ -42,7 +42,7 @@ def plan_sections(analysis: Analysis) -> list[Section]:
             figure=gap_figure("gap", bars),
             header=header,
             rows=rows,
-            words=(0, 1, 5),
+            words=(0, 1, header.index("fullest rank")),
         )
     ]
     told = []

@@ -14,7 +14,7 @@ from dlrm_scale.planning.text_file import read_values
 from dlrm_scale.recipes.load import load_config, recipe_names
 from dlrm_scale.recipes.validate import nearest
 
-__all__ = ["load_tables"]
+__all__ = ["config_of", "load_tables"]
 
 
 def load_tables(
@@ -80,6 +80,20 @@ def load_tables(
         on_progress=on_progress,
     )
     return found.model_copy(update={"name": folder.resolve().name})
+
+
+def config_of(source: str | Path, *, overrides: Sequence[str] = ()) -> Config | None:
+    """Find the config that a source of `load_tables` names; None where it names tables or a dataset alone.
+
+    Raises:
+        ConfigError: as `load_tables`.
+    """
+    path, name = Path(source), str(source)
+    tables_alone = name in BUILT_IN and not overrides
+    dataset_alone = path.is_dir() and not (path / "config.toml").is_file()
+    if tables_alone or dataset_alone or (path.is_file() and _is_tables_file(path)):
+        return None
+    return _config(name, path, overrides)
 
 
 def _config(name: str, path: Path, overrides: Sequence[str]) -> Config:

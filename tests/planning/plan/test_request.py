@@ -2,9 +2,14 @@
 
 import pytest
 
-from dlrm_scale.errors import ConfigError
-from dlrm_scale.planning.plan.request import read_constraints
-from tests.planning.plan.small_requests import small_request
+from dlrm_scale.errors import ConfigError, PlanError
+from dlrm_scale.planning.plan.cost_models import OurCosts
+from dlrm_scale.planning.plan.request import plan_request, read_constraints
+from dlrm_scale.planning.plan.shapes import shapes_of
+from dlrm_scale.planning.solver.solve import solve
+from dlrm_scale.recipes import load_config
+from tests.planning.costs.small_cluster import small_cluster
+from tests.planning.plan.small_requests import small_request, small_tables
 
 
 def test_constraints_are_read_by_table() -> None:
@@ -43,3 +48,22 @@ def test_hosts_that_do_not_divide_the_ranks_are_refused_with_those_that_do() -> 
 def test_fewer_ranks_than_a_host_has_are_one_smaller_host() -> None:
     assert small_request(ranks=4).ranks_per_host == 4
     assert small_request(ranks=16).ranks_per_host == 8
+
+
+def test_an_optimizer_without_a_kernel_on_the_device_is_refused() -> None:
+    with pytest.raises(PlanError, match="adam isn't supported for tables on CPU"):
+        plan_request(small_tables("adam"), small_cluster(), ranks=2, batch_size_per_rank=8)
+
+
+def test_a_config_brings_its_dense_part_and_exchanges_into_the_step() -> None:
+    tables, cluster = small_tables(), small_cluster(memory_bytes=80 << 30)
+    alone = plan_request(tables, cluster, ranks=2, batch_size_per_rank=8)
+    config = load_config("sample", ["sharding.all_to_all_precision=fp16"])
+    whole = plan_request(tables, cluster, ranks=2, batch_size_per_rank=8, config=config)
+    problem = OurCosts(alone).problem
+    shapes = shapes_of(problem, solve(problem, effort=0.0).assignment)
+    bare, full = OurCosts(alone).load(shapes), OurCosts(whole).load(shapes)
+    assert full.slowest_ms["dense"] > bare.slowest_ms["dense"]
+    assert max(full.memory_bytes["dense"]) > max(bare.memory_bytes["dense"]) == 0
+    assert full.slowest_ms["output"] < bare.slowest_ms["output"]
+    assert (whole.step_settings["touched_maps"], alone.step_settings) == (2, {})
