@@ -111,6 +111,9 @@ def calibrate(request: CalibrationRequest, ranks: Ranks, stop: _Stop) -> Calibra
         ranks: the process group.
         stop: set by a signal; looked at between the parts.
 
+    Returns:
+        Rank 0's is the one to use; others differ in the last digits, as their ids do.
+
     Raises:
         ConfigError: see `calibrate_rank`, as TrainingError.
     """

@@ -11,9 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PRIOR_STEPS", "Fit", "fit_multipliers", "fit_times", "rising"]
+__all__ = ["MULTIPLIER_LIMITS", "PRIOR_STEPS", "Fit", "fit_multipliers", "fit_times", "rising"]
 
 Numbers = NDArray[np.float64]
+
+MULTIPLIER_LIMITS = (0.4, 2.5)
+"""What is left of a part when all run together is no less and no more, whatever noisy steps say: on a quiet machine
+multipliers are 0.5 to 1.4."""
 
 PRIOR_STEPS = 2.0
 """How many typical steps the belief in a multiplier of 1 is worth."""
@@ -51,7 +55,9 @@ def fit_times(features: Sequence[Sequence[float]], milliseconds: Sequence[float]
 
 
 def fit_multipliers(parts: Numbers, constants: Numbers, milliseconds: Numbers) -> Fit:
-    """Fit `milliseconds = parts @ multipliers + constants @ values`, multipliers near 1, values near 0, none negative.
+    """Fit `milliseconds = parts @ multipliers + constants @ values`.
+
+    Multipliers stay near 1 and within `MULTIPLIER_LIMITS`, values near 0 and not below.
 
     Args:
         parts: `[steps, parts]`, milliseconds that micro-benchmarks predict.
@@ -61,6 +67,8 @@ def fit_multipliers(parts: Numbers, constants: Numbers, milliseconds: Numbers) -
     Returns:
         Multipliers, then values.
     """
+    from scipy.optimize import lsq_linear
+
     features = np.concatenate([parts, constants], axis=1) / milliseconds[:, None]
     typical = np.sqrt(np.mean(features**2, axis=0)) + 1e-9
     count = parts.shape[1]
@@ -69,7 +77,12 @@ def fit_multipliers(parts: Numbers, constants: Numbers, milliseconds: Numbers) -
     )
     wanted = np.concatenate([weights[:count], np.zeros(constants.shape[1])])
     x = np.concatenate([features, np.diag(weights)])
-    values = _non_negative(x, np.concatenate([np.ones(len(milliseconds)), wanted]))
+    lowest, highest = MULTIPLIER_LIMITS
+    limits = (
+        np.concatenate([np.full(count, lowest), np.zeros(constants.shape[1])]),
+        np.concatenate([np.full(count, highest), np.full(constants.shape[1], np.inf)]),
+    )
+    values: Numbers = lsq_linear(x, np.concatenate([np.ones(len(milliseconds)), wanted]), limits, method="bvls").x
     predicted = np.concatenate([parts, constants], axis=1) @ values
     return Fit(values=tuple(values.tolist()), error=_error(predicted, milliseconds))
 
