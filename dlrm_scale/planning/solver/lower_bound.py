@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
+from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
 from dlrm_scale.planning.solver.flat_problem import FlatProblem
@@ -27,6 +27,11 @@ _SINGLE_TABLES = 64
 """For how many tables, those with the costliest shards, the second line above is written."""
 _SLACK = 1e-9
 """The program's own tolerance is 1e-7 of scaled numbers; the bound is lowered by this share."""
+
+
+_WHOLE_SLACK = 2e-6
+"""With whole options the tolerance is 1e-6, in shares."""
+_NODES = 5_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +79,19 @@ def lower_bound(flat: FlatProblem) -> tuple[float, Relaxation] | None:
     return max(float(limits[low]), found.step_ms) * (1 - _SLACK), found
 
 
-def relax(flat: FlatProblem, limit_ms: float) -> Relaxation | None:
-    """Solve the program with options whose least step is at most `limit_ms`; None where it has no solution."""
+def relax(flat: FlatProblem, limit_ms: float, *, whole_options: bool = False) -> Relaxation | None:
+    """Solve the program with some of the options.
+
+    Args:
+        flat: the problem.
+        limit_ms: keep options whose least step is at most this. Plans with a step below it have no others, so that the
+            result, or this, bounds every plan.
+        whole_options: every table gets one option, not shares of several: a higher bound, by branch and bound over at
+            most 5,000 nodes.
+
+    Returns:
+        None where it has no solution, or with `whole_options` none was found.
+    """
     kept = np.flatnonzero(flat.least_step_ms <= limit_ms)
     tables, phases, charges = flat.tables, flat.costs_ms.shape[1], len(flat.charge_ms)
     if len(np.unique(flat.table[kept])) < tables:
@@ -117,21 +133,25 @@ def relax(flat: FlatProblem, limit_ms: float) -> Relaxation | None:
     objective = np.zeros(z_at + charges)
     objective[t_at:u_at] = 1.0
     objective[z_at:] = flat.charge_ms / unit_ms
-    solved = linprog(
+    upper = np.array([1.0] * n + [np.inf] * (2 * phases + 1) + [1.0] * charges)
+    whole = np.array([1] * n + [0] * (2 * phases + 1 + charges)) if whole_options else 0
+    solved = milp(
         objective,
-        A_ub=rows.matrix(),
-        b_ub=rows.right,
-        A_eq=equal.matrix(),
-        b_eq=equal.right,
-        bounds=[(0, 1)] * n + [(0, None)] * (2 * phases + 1) + [(0, 1)] * charges,
-        method="highs",
+        constraints=[
+            LinearConstraint(rows.matrix(), -np.inf, rows.right),
+            LinearConstraint(equal.matrix(), equal.right, equal.right),
+        ],
+        bounds=Bounds(0.0, upper),
+        integrality=whole,
+        options={"node_limit": _NODES, "mip_rel_gap": 1e-5} if whole_options else None,
     )
-    if solved.status == 2:
+    if solved.status == 2 or solved.x is None:
         return None
-    assert solved.status == 0, solved.message
+    assert whole_options or solved.status == 0, solved.message
+    least = solved.mip_dual_bound * (1 - _WHOLE_SLACK) if whole_options else solved.fun
     shares = np.zeros(len(flat.table))
     shares[kept] = solved.x[:n]
-    return Relaxation(step_ms=float(solved.fun) * unit_ms + flat.base_ms, shares=shares)
+    return Relaxation(step_ms=float(least) * unit_ms + flat.base_ms, shares=shares)
 
 
 def _costliest_tables(table: NDArray[np.int64], cost: NDArray[np.float64], tables: int) -> list[int]:
