@@ -5,6 +5,7 @@ ranks write beside that as ever. Then every crash state of both is judged. `test
 nothing crashes, with reads as places of their own.
 """
 
+import errno
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +13,7 @@ from functools import partial
 import pytest
 
 from tests.checkpoint.crash_examine import Findings, examine
+from tests.checkpoint.crash_judge import judge
 from tests.checkpoint.crash_life import Life, Meets
 
 PLACES = {
@@ -92,6 +94,22 @@ def removal_within_a_commit() -> Life:
 
 def test_no_checkpoint_is_removed_for_one_whose_name_is_not_durable() -> None:
     assert examine(removal_within_a_commit(), share=0.2).problems == []
+
+
+def test_a_commit_that_is_taken_back_leaves_one_for_which_older_ones_were_removed() -> None:
+    life = Life(baseline_ratio=1e-9)
+    life.start(1)
+    assert all([life.save() for _ in range(2)])
+
+    def remove_and_fail() -> None:
+        life.collect_within()
+        raise OSError(errno.EIO, "Input/output error")
+
+    assert not life.save(beside=(Meets("sync_folder", "manifests"), remove_and_fail))
+    assert life.acknowledged == 2
+    assert judge(life.storage) == (3, [])
+    assert life.save()
+    assert examine(life, share=0.1).problems == []
 
 
 @pytest.mark.parametrize(("outer", "inner"), [("save", "merge"), ("save", "gc"), ("merge", "save"), ("gc", "restore")])

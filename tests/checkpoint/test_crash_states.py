@@ -74,7 +74,7 @@ def test_a_start_removes_no_data_whose_manifest_may_come_back_after_a_loss_of_po
     life = Life(baseline_ratio=1e-9)
     life.start(1)
     assert life.save()
-    # A commit that can't be made durable is taken back, and the trainer is killed before the next one.
+    # A commit that can't be made durable, and the trainer is killed before the next one.
     life.save(fail=Meets("sync_folder", "manifests"), error=errno.EIO)
     assert life.start(1)
     found = examine(life)

@@ -61,9 +61,11 @@ def test_a_full_disk_at_any_operation_leaves_the_last_checkpoint_and_the_next_sa
             assert all("No space left" in str(o.error) for o in outcomes)
         chain = find_chain(root, verify="full")
         assert chain is not None
-        assert (chain.step, chain.skipped) == (2 if committed else 1, ()), failed
+        # What was linked and can't be synced stays, although nobody counts on it.
+        there = committed or failed == ("sync_folder", "manifests")
+        assert (chain.step, chain.skipped) == (2 if there else 1, ()), failed
         assert verify(root) == []
-        assert load(root, make_layout("table_wise", 1), run.truth).equals(run.truth if committed else before)
+        assert load(root, make_layout("table_wise", 1), run.truth).equals(run.truth if there else before)
         run.change("C3", [1], 1.0)
         outcome = run.save(3)
         assert outcome.committed
@@ -85,8 +87,7 @@ def test_a_commit_counts_although_its_temporary_name_can_not_be_removed(tmp_path
     assert load(tmp_path / "ck", make_layout("row_wise", 1), run.truth).equals(run.truth)
 
 
-@pytest.mark.parametrize("name_stays", [True, False])
-def test_a_link_that_can_not_be_synced_fails_the_save_and_keeps_its_data(tmp_path: Path, name_stays: bool) -> None:
+def test_a_link_that_can_not_be_synced_fails_the_save_and_stays_with_its_data(tmp_path: Path) -> None:
     root = tmp_path / "ck"
     trace = Trace()
     run = _traced_run(root, trace)
@@ -99,20 +100,18 @@ def test_a_link_that_can_not_be_synced_fails_the_save_and_keeps_its_data(tmp_pat
         linked |= operation == "link"
         if linked and (operation, name) == ("sync_folder", "manifests"):
             raise OSError(errno.EIO, "Input/output error")
-        if name_stays and (operation, name) == ("remove", "manifests/00000002-s1.json"):
-            raise OSError(errno.EIO, "Input/output error")
 
     trace.act = act
     outcomes = run.save_all(2)
     assert [o.committed for o in outcomes] == [False, False]
     assert all("Input/output error" in str(o.error) for o in outcomes)
     trace.act = None
-    # The manifest may be there after a loss of power whatever this process sees, so it must stay whole.
+    # Somebody may have removed older checkpoints for it by now.
     assert len(list((root / "data").glob("00000002-*"))) == 3
     assert verify(root) == []
     chain = find_chain(root, verify="full")
     assert chain is not None
-    assert chain.step == (2 if name_stays else 1)
+    assert chain.step == 2
     run.change("C1", [4], 1.0)
     outcome = run.save(3)
     assert (outcome.committed, outcome.kind, outcome.rows) == (True, "delta", 3)

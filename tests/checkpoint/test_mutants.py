@@ -237,13 +237,30 @@ def test_retention_that_removes_data_first_is_noticed(monkeypatch: pytest.Monkey
 def test_a_sweep_that_does_not_wait_for_the_removal_of_manifests_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def killed_in_a_removal() -> Life:
+        """Its manifests are removed, and that isn't durable yet; then a start sweeps their data."""
+        life = Life(baseline_ratio=1e-9)
+        life.start()
+        assert all([life.save() for _ in range(2)])
+
+        def is_removal(operation: str, name: str) -> bool:
+            last = life.trace.done[-1]
+            return operation == "sync_folder" and last.operation == "remove" and last.name.endswith("s1.json")
+
+        life.save(kill=is_removal)
+        assert life.dead
+        assert life.start()
+        return life
+
+    assert _problems(killed_in_a_removal) == []
+
     def careless(storage: TracedStorage, names: list[str]) -> list[str]:
         for name in names:
             storage.remove(name)
         return names
 
     monkeypatch.setattr(sweep, "_remove", careless)
-    assert _notices("is there and its", merging_life)
+    assert _notices("is there and its", killed_in_a_removal)
 
 
 def test_rows_that_a_codec_would_spoil_and_that_are_left_out_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

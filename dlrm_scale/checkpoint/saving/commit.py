@@ -341,8 +341,7 @@ def commit_manifest(storage: Storage, manifest: Manifest) -> str:
         try:
             storage.sync_folder("manifests")
         except Exception as error:
-            with suppress(OSError):
-                storage.remove(manifest.name)
+            # It stays: whoever has seen it may have removed what it takes the place of.
             raise UncertainCommitError(f"can't make {manifest.name} durable: {error}") from error
         try:
             # Who claimed the root since the first look may have swept the data before the link was there.

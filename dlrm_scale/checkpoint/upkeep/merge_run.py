@@ -280,8 +280,7 @@ class MergeRun:
         try:
             self.storage.sync_folder("manifests")
         except OSError:
-            # A loss of power may bring it back, so its data stays: a sweep takes it once the name is gone for good.
+            # It stays, with its data: whoever has seen it may have removed what it takes the place of. After a loss of
+            # power it may be gone; then a sweep takes the data.
             self._written.clear()
-            with suppress(OSError):
-                self.storage.remove(manifest.name)
             raise

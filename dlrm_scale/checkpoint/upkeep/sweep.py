@@ -164,8 +164,8 @@ def _unnamed(data_names: list[str], files: list[ManifestFile]) -> list[str]:
 
 def _remove(storage: Storage, names: list[str]) -> list[str]:
     if any(name.startswith("data/") for name in names):
-        # A manifest that a killed program removed, or that a failed commit took back, may come back after a loss of
-        # power; its removal has to be durable before its data goes.
+        # A manifest that a killed program removed may come back after a loss of power; its removal has to be durable
+        # before its data goes.
         storage.sync_folder("manifests")
     for name in names:
         storage.remove(name)
