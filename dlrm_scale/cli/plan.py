@@ -250,7 +250,10 @@ def _analyze(
     from dlrm_scale.planning.plan.proposal import given_shapes
     from dlrm_scale.planning.plan.torchrec_peer import plan_with_torchrec
     from dlrm_scale.sharding.plan_file import load_plan
+    from dlrm_scale.sharding.third_party_logs import silence_known_warnings
 
+    if torchrec:
+        silence_known_warnings()
     given = None if force_plan is None else given_shapes(load_plan(force_plan), request)
     return analyze(
         request,

@@ -60,8 +60,9 @@ class Bottleneck:
     """What decides a plan's step.
 
     Attributes:
-        phase: that takes longest.
+        phase: that takes longest of those that depend on the plan.
         share: of the step.
+        fixed_ms: of the step, what no plan changes: the dense part.
         rank: the slowest in it; the first where several are.
         ranks_alike: how many are as slow, within 1 %.
         phase_ms: on that rank.
@@ -73,6 +74,7 @@ class Bottleneck:
 
     phase: str
     share: float
+    fixed_ms: float
     rank: int
     ranks_alike: int
     phase_ms: float
@@ -90,18 +92,16 @@ def explain(proposal: Proposal, model: CostModel) -> Bottleneck:
         model: whose costs.
     """
     load = proposal.ratings[model.name].load
-    phase = max(load.slowest_ms, key=lambda name: load.slowest_ms[name])
+    problem, assignment = model.place(proposal.shapes)
+    phase = max(problem.phases, key=lambda name: load.slowest_ms[name])
     times = np.asarray(load.phases_ms[phase])
     rank = int(times.argmax())
-    shares: list[TableShare] = []
-    relief: tuple[Relief | None, Relief | None] = (None, None)
-    problem, assignment = model.place(proposal.shapes)
-    if phase in problem.phases:
-        shares = _shares(problem, assignment, problem.phases.index(phase), rank)
-        relief = _relief(problem, assignment, [share.table for share in shares[:_TABLES_TRIED]])
+    shares = _shares(problem, assignment, problem.phases.index(phase), rank)
+    relief = _relief(problem, assignment, [share.table for share in shares[:_TABLES_TRIED]])
     return Bottleneck(
         phase=phase,
         share=load.slowest_ms[phase] / load.step_ms if load.step_ms else 0.0,
+        fixed_ms=problem.base_ms,
         rank=rank,
         ranks_alike=int((times >= times.max() * (1 - _ALIKE)).sum()),
         phase_ms=float(times[rank]),
@@ -125,8 +125,11 @@ def describe_bottleneck(found: Bottleneck, ranks: int, *, optimal: bool | None) 
         alike = (
             "all ranks alike" if found.ranks_alike == ranks else f"rank {found.rank} and {found.ranks_alike - 1} more"
         )
+    first = "takes longest"
+    if found.fixed_ms > found.phase_ms:
+        first = f"takes longest, after the dense part's {found.fixed_ms:.3f} ms, which no plan changes"
     lines = [
-        f"{found.phase} takes longest: {found.phase_ms:.3f} ms on {alike}, {found.share:.0%} of the step; "
+        f"{found.phase} {first}: {found.phase_ms:.3f} ms on {alike}, {found.share:.0%} of the step; "
         f"the mean of all ranks is {found.mean_ms:.3f} ms"
     ]
     if found.tables:

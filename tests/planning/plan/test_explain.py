@@ -49,7 +49,7 @@ class _Model:
         )
 
 
-def _explained(memory_bytes: int, places: Sequence[int], by_rows_bytes: int = 40) -> str:
+def _explained(memory_bytes: int, places: Sequence[int], by_rows_bytes: int = 40, base_ms: float = 0.0) -> str:
     whole = (_option("table_wise", 6.0, 0.5, 60), _option("row_wise", 3.5, 0.6, by_rows_bytes))
     problem = Problem(
         ranks=2,
@@ -57,6 +57,7 @@ def _explained(memory_bytes: int, places: Sequence[int], by_rows_bytes: int = 40
         memory_bytes=memory_bytes,
         phases=("lookup", "output"),
         tables=("big", "second", "third"),
+        base_ms=base_ms,
         options=(whole, (_option("table_wise", 2.0, 0.1, 20),), (_option("table_wise", 1.0, 0.1, 20),)),
     )
     model = _Model(problem)
@@ -89,3 +90,10 @@ def test_a_relief_that_lacks_memory_says_how_much() -> None:
 def test_a_plan_that_no_single_change_helps_says_so() -> None:
     lines = _explained(80, (1, 0, 0)).splitlines()
     assert lines[2:] == ["no other way to shard one of these tables alone helps and fits"]
+
+
+def test_a_dense_part_that_takes_longest_is_told_apart_from_what_a_plan_changes() -> None:
+    assert _explained(200, (1, 1, 0), base_ms=91.4).splitlines()[0] == (
+        "lookup takes longest, after the dense part's 91.400 ms, which no plan changes: 8.000 ms on rank 1, 8% of the "
+        "step; the mean of all ranks is 4.500 ms"
+    )
