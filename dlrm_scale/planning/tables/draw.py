@@ -14,7 +14,8 @@ import numpy.typing as npt
 from scipy.optimize import brentq
 from scipy.stats import nbinom, poisson
 
-from dlrm_scale.planning.tables.popularity import fit_popularity, segments_of
+from dlrm_scale.planning.tables.placement import place_rows
+from dlrm_scale.planning.tables.popularity import fit_popularity
 from dlrm_scale.planning.tables.table_set import TableSet, TableStats
 
 __all__ = ["BatchDrawer", "DrawnBags"]
@@ -75,35 +76,25 @@ class BatchDrawer:
 class _TableDrawer:
     def __init__(self, table: TableStats) -> None:
         self._lengths = _Lengths(table.lookups_per_sample, table.lookups_per_sample_p99)
-        popularity = fit_popularity(table)
-        ends = np.concatenate([[0.0], np.cumsum(popularity.rows)])
-        # A popularity's inverse distribution function: from an even number to a row's rank as a share of all rows.
-        self._shares, self._ranks = popularity.cumulative_share, ends / ends[-1]
-        segments = [s for s in segments_of(table) if s.share > 0]
-        self._starts = np.array([s.start for s in segments], np.int64)
-        self._rows = np.array([s.rows for s in segments], np.int64)
-        self._even = np.array([s.is_even for s in segments])
-        self._ends = np.cumsum([s.share for s in segments])
-        self._factors = np.array([_coprime_factor(s.rows) for s in segments], np.int64)
+        placed = place_rows(table, fit_popularity(table))
+        self._ends = placed.share_ends
+        self._begins = np.concatenate([[0.0], self._ends[:-1]])
+        self._rows, self._first = placed.rows, placed.first_rank
+        self._segment = placed.segment
+        self._starts, self._sizes = placed.segment_starts, placed.segment_rows
+        self._factors = np.array([_coprime_factor(int(rows)) for rows in self._sizes], np.int64)
 
     def draw(self, samples: int, random: np.random.Generator) -> DrawnBags:
         lengths = self._lengths.draw(samples, random)
-        count = int(lengths.sum())
-        at = random.random(count)
-        if len(self._rows) == 1 and not self._even[0]:
-            return DrawnBags(self._of_segment(0, np.interp(at, self._shares, self._ranks)), lengths)
-        segment = np.searchsorted(self._ends[:-1] / self._ends[-1], random.random(count), side="right")
-        ranks = np.where(self._even[segment], at, np.interp(at, self._shares, self._ranks))
-        return DrawnBags(self._of_segment(segment, ranks), lengths)
-
-    def _of_segment(
-        self, segment: int | npt.NDArray[np.int64], ranks: npt.NDArray[np.float64]
-    ) -> npt.NDArray[np.int64]:
-        """Scatter ranks over their segments' rows, one to one: rank 0 isn't at the start of every table."""
-        rows = self._rows[segment]
-        rank = np.minimum((ranks * rows).astype(np.int64), rows - 1)
-        ids: npt.NDArray[np.int64] = self._starts[segment] + (rank * self._factors[segment] + rows // 3) % rows
-        return ids
+        at = random.random(int(lengths.sum()))
+        block = np.minimum(np.searchsorted(self._ends, at, side="right"), len(self._ends) - 1)
+        within = (at - self._begins[block]) / (self._ends - self._begins)[block]
+        rows = self._rows[block]
+        rank = self._first[block] + np.minimum((within * rows).astype(np.int64), rows - 1)
+        # Ranks are scattered over their segment's rows, one to one: hot rows don't lie side by side.
+        segment = self._segment[block]
+        size = self._sizes[segment]
+        return DrawnBags(self._starts[segment] + (rank * self._factors[segment] + size // 3) % size, lengths)
 
 
 def _coprime_factor(rows: int) -> int:

@@ -21,8 +21,8 @@ from dlrm_scale.data.vocabulary.vocabulary import FIRST_ID_ROW
 from dlrm_scale.data.vocabulary.vocabulary_file import read_counts
 from dlrm_scale.errors import ConfigError, DatasetError
 from dlrm_scale.planning.tables.distinct_rows import count_distinct_rows
-from dlrm_scale.planning.tables.popularity import rounded
-from dlrm_scale.planning.tables.row_counts import Curve, RowCounts, concave
+from dlrm_scale.planning.tables.popularity import Curve, concave, rounded
+from dlrm_scale.planning.tables.row_counts import RowCounts
 from dlrm_scale.planning.tables.table_set import SparseOptimizer, TableSet, TableStats
 from dlrm_scale.schema import CATEGORY_COLUMNS, Pooling
 

@@ -16,12 +16,11 @@ from scipy.special import pdtr
 
 from dlrm_scale.planning.tables.table_set import TableStats
 
-__all__ = ["Popularity", "Segment", "fit_popularity", "rounded", "segments_of"]
+__all__ = ["Curve", "Popularity", "concave", "fit_popularity", "rounded"]
 
 Float64s = npt.NDArray[np.float64]
+Curve = tuple[tuple[int, float], ...]
 
-_EVEN_ROWS = 16
-"""Segments up to this long are single hot rows and what lies between: their rows count as equal."""
 _STEPS_A_DOUBLING = 2
 _MOST_STEPS = 64
 """Popularities that the rows of one band of the hot-row curve may have."""
@@ -75,48 +74,18 @@ class Popularity:
         return np.diff(at_most, axis=0) @ self.rows, np.diff([*before, np.ones_like(mean)], axis=0) @ (self.rows * mean)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Segment:
-    """Rows `[start, start + rows)` of a table, and the share of the lookups that hit them."""
-
-    start: int
-    rows: int
-    share: float
-
-    @property
-    def is_even(self) -> bool:
-        """Too short for a popularity of its own: its rows count as equal."""
-        return self.rows <= _EVEN_ROWS
-
-
-def segments_of(table: TableStats) -> tuple[Segment, ...]:
-    """Cut a table where its lookups are known to change with the row's number; short tables stay whole."""
-    points = [(0, 0.0), *table.lookups_before_row]
-    if points[-1][0] < table.rows:
-        points.append((table.rows, 1.0))
-    return tuple(Segment(start=a[0], rows=b[0] - a[0], share=b[1] - a[1]) for a, b in pairwise(points))
-
-
 def fit_popularity(table: TableStats) -> Popularity:
     """Find a popularity that agrees with what is known of a table's lookups.
 
-    The rows of the table's even segments (`segments_of`) are left out: it is that of the others. Within each band of
-    the hot-row curve rows may have any popularity between those of the neighbours; non-negative least squares finds
-    how many have which, so that bands keep rows and lookups and batches have the distinct rows of `unique_rows`.
+    Within each band of the hot-row curve rows may have any popularity between those of the neighbours; non-negative
+    least squares finds how many have which, so that bands keep rows and lookups and batches have the distinct rows of
+    `unique_rows`.
     """
-    segments = segments_of(table)
-    even, long = [s for s in segments if s.is_even], [s for s in segments if not s.is_even]
-    rows, share = float(sum(s.rows for s in long)), math.fsum(s.share for s in long)
-    if not long or share <= 0:
-        return Popularity(rows=np.array([float(table.rows)]), share=np.array([1.0 / table.rows]))
-    bands = _bands(table, even, rows, share)
+    bands = _bands(table)
     if not table.unique_rows:
         known = [band for band in bands if band[1] > 0]
         return Popularity(rows=np.array([b[0] for b in known]), share=np.array([b[1] / b[0] for b in known]))
-    band_of, popularity = _choices(bands)
-    # What the long segments hold, row for row: their own share of rows, and how dense their lookups are.
-    weights = np.array([s.rows / rows for s in long])
-    density = np.array([s.share / share * rows / s.rows for s in long])
+    band_of, popularity = _choices(bands, ordered=bool(table.hot_rows))
     equations, targets = [], []
     for number, (band_rows, band_share) in enumerate(bands):
         mine = band_of == number
@@ -126,11 +95,8 @@ def fit_popularity(table: TableStats) -> Popularity:
             equations.append(_HARD * mine * popularity / band_share)
             targets.append(_HARD)
     for samples, unique in table.unique_rows:
-        lookups = samples * table.lookups_per_sample
-        rest = unique + sum(s.rows * math.expm1(-lookups * s.share / s.rows) for s in even)
-        if rest > 0:
-            seen = -np.expm1(-lookups * share * np.outer(density, popularity))
-            equations.append(weights @ seen / rest)
+        if unique > 0:
+            equations.append(-np.expm1(-samples * table.lookups_per_sample * popularity) / unique)
             targets.append(1.0)
     found, _ = nnls(np.array(equations), np.array(targets))
     kept = found > 0
@@ -138,27 +104,46 @@ def fit_popularity(table: TableStats) -> Popularity:
     return Popularity(rows=found[kept][order], share=popularity[kept][order])
 
 
-def _bands(table: TableStats, even: Sequence[Segment], rows: float, share: float) -> list[tuple[float, float]]:
-    """Rows and share of the lookups of each band of the hot-row curve, without the rows of even segments."""
-    points = [(0, 0.0), *table.hot_rows]
-    if points[-1][0] < table.rows:
-        points.append((table.rows, 1.0))
-    bands = [[float(b[0] - a[0]), b[1] - a[1]] for a, b in pairwise(points)]
-    for segment in even:
-        one = segment.share / segment.rows
-        for _ in range(segment.rows):
-            # The first band that isn't hotter; bands that are used up are passed over.
-            left = [band for band in bands if band[0] >= 1]
-            band = next((b for b in left if b[1] / b[0] <= one * (1 + 1e-3)), left[-1])
-            band[0], band[1] = band[0] - 1, max(0.0, band[1] - one)
-    bands = [band for band in bands if band[0] > 0]
-    total_rows, total_share = sum(b[0] for b in bands), math.fsum(b[1] for b in bands)
-    if total_share <= 0:
-        return [(rows, 1.0)]
-    return [(b[0] * rows / total_rows, b[1] / total_share) for b in bands]
+def concave(points: Curve, rows: int) -> Curve:
+    """Leave out points of a hot-row curve that lie below others' connecting lines, as points of two sources may.
+
+    Args:
+        points: (rows, share).
+        rows: of the table, which have all lookups.
+    """
+    best: dict[int, float] = {0: 0.0, rows: 1.0}
+    for row, share in points:
+        if 0 < row < rows:
+            best[row] = max(best.get(row, 0.0), share)
+    hull: list[tuple[int, float]] = []
+    for row, share in sorted(best.items()):
+        while len(hull) >= 2 and _below(hull[-2], hull[-1], (row, share)):
+            hull.pop()
+        hull.append((row, share))
+    return tuple((row, min(1.0, round(share, 9))) for row, share in hull[1:-1])
 
 
-def _choices(bands: Sequence[tuple[float, float]]) -> tuple[npt.NDArray[np.int64], Float64s]:
+def _below(a: tuple[int, float], b: tuple[int, float], c: tuple[int, float]) -> bool:
+    return (b[1] - a[1]) * (c[0] - a[0]) <= (c[1] - a[1]) * (b[0] - a[0])
+
+
+def _bands(table: TableStats) -> list[tuple[float, float]]:
+    """Rows and share of the lookups of each band of the hot-row curve.
+
+    Rows that are known to be hot by their place are as hot as that, whatever the curve says.
+    """
+    by_place: list[tuple[int, float]] = []
+    places = [(0, 0.0), *table.lookups_before_row, (table.rows, 1.0)]
+    parts = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(places) if b[0] > a[0]]
+    rows, share = 0, 0.0
+    for part_rows, part_share in sorted(parts, key=lambda part: -part[1] / part[0]):
+        rows, share = rows + part_rows, share + part_share
+        by_place.append((rows, share))
+    curve = [(0, 0.0), *concave((*table.hot_rows, *by_place), table.rows), (table.rows, 1.0)]
+    return [(float(b[0] - a[0]), b[1] - a[1]) for a, b in pairwise(curve)]
+
+
+def _choices(bands: Sequence[tuple[float, float]], *, ordered: bool) -> tuple[npt.NDArray[np.int64], Float64s]:
     """Popularities that rows may have, and the band of each."""
     means = [share / rows for rows, share in bands]
     least = 1e-6 / sum(rows for rows, _ in bands)
@@ -166,11 +151,13 @@ def _choices(bands: Sequence[tuple[float, float]]) -> tuple[npt.NDArray[np.int64
     popularity: list[float] = []
     for number, (rows, share) in enumerate(bands):
         mean = means[number]
-        # In the first band one row may have all of the lookups, in the last some rows none.
-        high = means[number - 1] if number else min(1.0, share if rows > 1 else mean)
-        low = max(least, means[number + 1]) if number + 1 < len(bands) else min(mean, least)
+        # In the first band one row may have all of the lookups, in the last some rows none; bands that are known by
+        # place alone hold hot and cold rows.
+        high = means[number - 1] if number and ordered else min(1.0, share if rows > 1 else mean)
+        low = max(least, means[number + 1]) if number + 1 < len(bands) and ordered else min(mean, least)
         choices = {max(mean, least)}
-        if high > low > 0:
+        # A band of one row has one popularity.
+        if high > low > 0 and rows > 1:
             steps = min(_MOST_STEPS, 2 + math.ceil(_STEPS_A_DOUBLING * math.log2(high / low)))
             choices |= {*np.geomspace(low, high, steps).tolist()}
         if number + 1 == len(bands):

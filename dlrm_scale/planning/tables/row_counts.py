@@ -7,12 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dlrm_scale.data.vocabulary.count_histogram import CountHistogram
-from dlrm_scale.planning.tables.popularity import rounded
+from dlrm_scale.planning.tables.popularity import Curve, rounded
 
-__all__ = ["RowCounts", "concave"]
+__all__ = ["RowCounts"]
 
 Int64s = npt.NDArray[np.int64]
-Curve = tuple[tuple[int, float], ...]
 
 _CUTS = 32
 """Equal parts of a table whose lookups are told apart."""
@@ -84,26 +83,3 @@ class RowCounts:
             points.append((end, float(before)))
         kept = {row: share for row, share in points if 0 < row < self._rows}
         return tuple((row, rounded(min(1.0, share / total))) for row, share in sorted(kept.items()))
-
-
-def concave(points: Curve, rows: int) -> Curve:
-    """Leave out points of a hot-row curve that lie below others' connecting lines, as points of two sources may.
-
-    Args:
-        points: (rows, share).
-        rows: of the table, which have all lookups.
-    """
-    best: dict[int, float] = {0: 0.0, rows: 1.0}
-    for row, share in points:
-        if 0 < row < rows:
-            best[row] = max(best.get(row, 0.0), share)
-    hull: list[tuple[int, float]] = []
-    for row, share in sorted(best.items()):
-        while len(hull) >= 2 and _below(hull[-2], hull[-1], (row, share)):
-            hull.pop()
-        hull.append((row, share))
-    return tuple((row, min(1.0, round(share, 9))) for row, share in hull[1:-1])
-
-
-def _below(a: tuple[int, float], b: tuple[int, float], c: tuple[int, float]) -> bool:
-    return (b[1] - a[1]) * (c[0] - a[0]) <= (c[1] - a[1]) * (b[0] - a[0])

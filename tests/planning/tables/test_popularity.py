@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dlrm_scale.planning.tables.popularity import Popularity, fit_popularity, segments_of
+from dlrm_scale.planning.tables.popularity import Popularity, concave, fit_popularity
 from dlrm_scale.planning.tables.table_set import TableStats
 
 _ZIPF = 1 / np.arange(1, 20_001) ** 1.1
@@ -52,16 +52,19 @@ def test_nothing_known_is_one_class_of_all_rows() -> None:
     np.testing.assert_array_equal(law.share, [0.02])
 
 
-def test_single_hot_rows_are_left_to_their_segments() -> None:
-    table = TableStats(
-        name="a", rows=10_000, dim=4, hot_rows=((1, 0.4),), lookups_before_row=((7000, 0.42), (7001, 0.82))
+def test_rows_that_are_hot_by_their_place_are_hot() -> None:
+    law = fit_popularity(TableStats(name="a", rows=10_000, dim=4, lookups_before_row=((7000, 0.42), (7001, 0.82))))
+    assert law.share_of_hottest(1) == pytest.approx(0.4)
+    assert law.rows.sum() == pytest.approx(10_000)
+    skewed = fit_popularity(
+        TableStats(name="a", rows=10_000, dim=4, unique_rows=((4096, 600.0),), lookups_before_row=((5000, 0.7),))
     )
-    single = segments_of(table)[1]
-    assert (single.start, single.rows, single.is_even) == (7000, 1, True)
-    assert single.share == pytest.approx(0.4)
-    law = fit_popularity(table)
-    assert law.rows.sum() == pytest.approx(9_999)
-    assert law.share.max() == pytest.approx(1 / 9_999)
+    assert skewed.unique_rows(4096) == pytest.approx(600, rel=0.001)
+    assert skewed.rows @ skewed.share == pytest.approx(1, rel=1e-4)
+
+
+def test_points_below_the_others_lines_are_left_out() -> None:
+    assert concave(((1, 0.2), (10, 0.25), (20, 0.5), (100, 0.9), (50, 0.95)), 100) == ((1, 0.2), (20, 0.5), (50, 0.95))
 
 
 def test_distinct_rows_of_classes_are_the_even_draws() -> None:
