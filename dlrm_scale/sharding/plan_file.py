@@ -122,8 +122,8 @@ class Prediction(_Record):
     Attributes:
         costs: whose: the cluster's name, or `torchrec`.
         step_ms: of the slowest ranks, over all phases.
-        bound_ms: no plan of the same space is faster; None for plans that weren't searched for.
-        gap: `step_ms / bound_ms - 1`; None likewise.
+        bound_ms: no plan of the same space is faster; None where there was no search.
+        gap: how far the step, as the search counts it, lies above the bound; None likewise.
         phases_ms: by phase, by rank.
         memory_bytes: by part, by rank.
     """
@@ -147,7 +147,7 @@ class PlanFile(_Record):
         optimizer: of the tables.
         batch_size_per_rank: rows of a batch that it was made for.
         replicas: copies of the whole set of tables; always 1 in this version.
-        inputs: hashes of what it was made from, by name.
+        inputs: hashes of what it was made from, by name, and the space of options.
         tables: in the model's order.
         prediction: None where nothing was predicted.
         versions: of the packages that made it.

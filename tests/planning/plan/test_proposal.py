@@ -4,13 +4,19 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dlrm_scale.errors import PlanError
+from dlrm_scale.planning.cluster.cluster_file import load_cluster
 from dlrm_scale.planning.plan.analysis import Analysis, Effort, analyze
-from dlrm_scale.planning.plan.proposal import given_shapes, plan_file_of
-from dlrm_scale.planning.plan.request import PlanRequest
+from dlrm_scale.planning.plan.cost_models import OurCosts
+from dlrm_scale.planning.plan.proposal import compare_planners, given_shapes, plan_file_of
+from dlrm_scale.planning.plan.request import PlanRequest, plan_request
 from dlrm_scale.planning.plan.torchrec_peer import plan_with_torchrec
 from dlrm_scale.planning.report.plan_values import analysis_values
+from dlrm_scale.planning.solver.infeasible import NoFeasiblePlan
+from dlrm_scale.planning.tables.table_set import TableSet, TableStats
 from dlrm_scale.sharding.plan_file import PlanFile, by_rank, format_plan
 from tests.planning.plan.small_requests import SMALL_TABLES, small_request
 
@@ -57,6 +63,48 @@ def test_plans_fit_lie_above_their_bounds_and_place_every_cell_once(wide: bool) 
     assert ours.ratings["dlrm_scale"].objective_ms <= for_torchrec.ratings["dlrm_scale"].objective_ms
     assert for_torchrec.ratings["torchrec"].objective_ms <= ours.ratings["torchrec"].objective_ms
     _placed_once(plan_file_of(comparison))
+
+
+@st.composite
+def _requests(draw: st.DrawFn) -> PlanRequest:
+    """Draw tables of all sizes, a few hosts, and memory that is just enough or plenty."""
+    tables = [
+        TableStats(
+            name=f"t{i}",
+            rows=draw(st.one_of(st.integers(1, 9), st.integers(10, 3_000_000))),
+            dim=draw(st.sampled_from([4, 16, 20, 64])),
+            lookups_per_sample=draw(st.sampled_from([0.5, 1.0, 7.0, 60.0])),
+            pooling=draw(st.sampled_from(["sum", "mean"])),
+        )
+        for i in range(draw(st.integers(1, 6)))
+    ]
+    optimizer = draw(st.sampled_from(["sgd", "rowwise_adagrad", "adam"]))
+    ranks, hosts = draw(st.sampled_from([1, 2, 3, 4])), draw(st.integers(1, 3))
+    memory_bytes = draw(st.sampled_from([1 << 28, 1 << 30, 1 << 36]))
+    cluster = load_cluster("h100x8").model_copy(update={"memory_bytes": memory_bytes})
+    return plan_request(
+        TableSet(name="drawn", optimizer=optimizer, tables=tuple(tables)),
+        cluster,
+        ranks=ranks * hosts,
+        ranks_per_host=ranks,
+        batch_size_per_rank=draw(st.sampled_from([1, 64, 2048])),
+        wide=draw(st.booleans()),
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(_requests())
+def test_any_plan_that_is_found_fits_lies_above_its_bound_and_places_every_cell_once(request_: PlanRequest) -> None:
+    try:
+        found = compare_planners(request_, [OurCosts(request_)], _EFFORT.quick, {})
+    except NoFeasiblePlan:
+        return
+    rating = found.chosen.ratings["dlrm_scale"]
+    assert rating.load.fits
+    assert rating.objective_ms >= rating.bound_ms * (1 - 1e-6)
+    plan = plan_file_of(found)
+    _placed_once(plan)
+    assert [table.spec for table in plan.tables] == [table.spec for table in request_.tables.tables]
 
 
 def test_equal_requests_give_equal_files_and_values_but_for_the_timing() -> None:
