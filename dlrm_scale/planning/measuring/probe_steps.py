@@ -21,7 +21,7 @@ from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.sharding.shard import shard_model
 from dlrm_scale.sharding.shard_shapes import table_layout
 
-__all__ = ["PARTS", "ProbedStep", "apply_probes", "measure_probes"]
+__all__ = ["PARTS", "ModelSteps", "ProbedStep", "apply_probes", "measure_probes"]
 
 PARTS: dict[str, tuple[str, ...]] = {
     "lookup": ("lookup",),
@@ -76,7 +76,7 @@ def measure_probes(
     found: list[ProbedStep] = []
     for first in range(0, len(probes), _TOGETHER):
         together = probes[first : first + _TOGETHER]
-        steps = [_Steps(probe, ranks) for probe in together]
+        steps = [ModelSteps(probe, ranks) for probe in together]
         seconds = np.zeros((len(steps), 3, rounds))
         for turn in range(-1, rounds):
             order = np.random.default_rng(first + turn + 1).permutation(len(steps))
@@ -158,10 +158,20 @@ def _scaled(cluster: Cluster, factors: dict[str, float]) -> Cluster:
     )
 
 
-class _Steps:
-    """A sharded model with batches in turn."""
+class ModelSteps:
+    """A sharded model with batches in turn. Making one is a collective.
+
+    Args:
+        probe: the model and its plan.
+        ranks: the process group.
+
+    Attributes:
+        sharded: the model.
+        tables: with what the batches look up.
+    """
 
     def __init__(self, probe: ProbeModel, ranks: Ranks) -> None:
+        """Shard the model, fill its tables and draw batches."""
         self._probe, self._ranks = probe, ranks
         tables = [table.spec for table in probe.tables.tables]
         config = probe.config(ranks.ranks, ranks.local_ranks)
@@ -176,19 +186,21 @@ class _Steps:
             optimizer="rowwise_adagrad",
             batch_size_per_rank=probe.batch_size_per_rank,
         )
-        self._sharded = shard_model(build_model(config.model, tables), tables, config, ranks, given=plan)
-        for shard in self._sharded.local_shards:
+        self.sharded = shard_model(build_model(config.model, tables), tables, config, ranks, given=plan)
+        for shard in self.sharded.local_shards:
             shard.weight.fill_(0.01)
-        batches, self._tables = probe_batches(probe, ranks.rank, ranks.ranks)
+        batches, self.tables = probe_batches(probe, ranks.rank, ranks.ranks)
         self._batches = itertools.cycle([batch.to(ranks.device) for batch in batches])
-        self._pipeline = make_train_pipeline(self._sharded, "plain")
+        self._pipeline = make_train_pipeline(self.sharded, "plain")
 
     def run(self) -> None:
+        """Do a step. A collective."""
         self._pipeline.progress(self._batches)
 
     def rated(self, cluster: Cluster, timing: Timing) -> ProbedStep:
+        """Put what a cluster predicts beside what was measured."""
         predicted = predict(
-            self._tables,
+            self.tables,
             cluster,
             self._probe.plan,
             ranks=self._ranks.ranks,

@@ -38,6 +38,16 @@ def test_constants_of_unmeasured_gpus_name_their_source_or_say_that_they_are_ass
         assert any(word in constant.source for word in known), constant
 
 
+def test_the_ready_made_cpu_cluster_was_measured() -> None:
+    cluster = load_cluster("cpu2")
+    assert (cluster.device, cluster.hosts, cluster.ranks_per_host) == ("cpu", 1, 2)
+    assert "Processor times" in cluster.notes
+    for constant in _constants(cluster):
+        assert "calibrate" in constant.source or constant.source.startswith("assumed: as table_row_wise")
+    assert {costs.ranks for costs in cluster.collectives} == {2}
+    assert max(cluster.fit_error.values()) < 0.15
+
+
 def test_bandwidths_of_ready_made_gpus_are_those_of_their_data_sheets() -> None:
     links = {name: load_cluster(name).links for name in ("a100x8", "h100x8", "h200x8")}
     assert {name: link.host.gigabytes_per_second.value for name, link in links.items()} == {

@@ -51,6 +51,16 @@ def test_two_ranks_measure_a_cluster_that_plans_can_be_rated_with(tmp_path: Path
     assert 0.1 < step < 1000
 
 
+@pytest.mark.slow
+def test_two_hosts_of_two_ranks_measure_groups_within_across_and_of_all() -> None:
+    cluster = run_ranks(4, _calibrate, QUICK, ranks_per_host=2, timeout_seconds=280)[0].cluster
+    assert (cluster.hosts, cluster.ranks_per_host) == (2, 2)
+    assert {(costs.ranks, costs.hosts) for costs in cluster.collectives} == {(2, 1), (2, 2), (4, 2)}
+    tables = TableSet(name="one", tables=(TableStats(name="C1", rows=1000, dim=16),))
+    plan = [TableShape(sharding_type="table_row_wise", columns=16, places=(1,))]
+    assert predict(tables, cluster, plan, ranks=4, ranks_per_host=2, batch_size_per_rank=256).step_ms > 0
+
+
 def test_one_rank_alone_is_refused() -> None:
     with pytest.raises(ConfigError, match="one rank exchanges nothing"):
         run_ranks(1, _calibrate, QUICK)
