@@ -99,9 +99,10 @@ def _check_kinds(plan: PlanFile, sharding: ShardingConfig, source: str) -> None:
         key = f"sharding.tables.{table.name}" if table.name in sharding.tables else "sharding.kind"
         asked = sharding.tables.get(table.name, sharding.kind)
         if asked not in ("auto", table.type):
+            flag = f"--force-kind {asked}" if key == "sharding.kind" else f"--constrain {table.name}={asked}"
             raise ConfigError(
                 f'{key} = "{asked}", but {source} has table {table.name} as {table.type}',
-                remedy=f"leave {key} out, or make a plan with `dlrm-scale plan --constrain {table.name}={asked}`",
+                remedy=f"leave {key} out, or make a plan with `dlrm-scale plan {flag}`",
             )
 
 

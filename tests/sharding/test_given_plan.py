@@ -198,6 +198,7 @@ def test_settings_that_ask_for_another_type_are_refused_and_those_that_repeat_th
     error = _refusal(_with_plan(Path("p"), kind="table_wise"), plan)
     assert isinstance(error, ConfigError)
     assert 'sharding.kind = "table_wise", but sharding.plan p has table C1 as row_wise' in error.message
+    assert "--force-kind table_wise" in (error.remedy or "")
     error = _refusal(_with_plan(Path("p"), tables={"C3": "data_parallel"}), plan)
     assert 'sharding.tables.C3 = "data_parallel", but' in error.message
     assert "--constrain C3=data_parallel" in (error.remedy or "")

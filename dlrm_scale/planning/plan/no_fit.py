@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from dlrm_scale.errors import PlanError
+from dlrm_scale.errors import DlrmScaleError, PlanError
 from dlrm_scale.planning.plan.request import PlanRequest
 from dlrm_scale.planning.solver.infeasible import NoFeasiblePlan, Shortfall
 from dlrm_scale.planning.solver.problem import Problem
@@ -95,7 +95,7 @@ def nothing_fits(
     def fits(changed: PlanRequest) -> Solution | None:
         try:
             return solver(make_problem(changed))
-        except PlanError:
+        except DlrmScaleError:  # nothing fits, or the cluster file has no costs for so many ranks
             return None
 
     found: list[Change] = []

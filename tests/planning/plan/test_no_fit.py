@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from dlrm_scale.errors import PlanError
+from dlrm_scale.errors import ConfigError, PlanError
 from dlrm_scale.planning.plan.analysis import Effort, analyze
 from dlrm_scale.planning.plan.cost_models import OurCosts
-from dlrm_scale.planning.plan.no_fit import NothingFits
+from dlrm_scale.planning.plan.no_fit import NothingFits, nothing_fits
 from dlrm_scale.planning.plan.request import PlanRequest
+from dlrm_scale.planning.solver.infeasible import NoFeasiblePlan
+from dlrm_scale.planning.solver.problem import Problem
 from dlrm_scale.planning.solver.solve import solve
 from dlrm_scale.units import GIB
 from tests.planning.plan.small_requests import small_request
@@ -118,3 +120,19 @@ def test_a_constraint_that_leaves_no_type_names_the_table_and_the_reason() -> No
         analyze(small_request(wide=True, types={"mean": ("grid_shard",)}), {}, torchrec_costs=False, what_if=False)
     with pytest.raises(PlanError, match=r"table large: .*column_wise would give each column shard a row state"):
         analyze(small_request(types={"large": ("column_wise",)}), {}, torchrec_costs=False, what_if=False)
+
+
+def test_a_cluster_without_costs_for_more_ranks_hides_no_other_change() -> None:
+    request = _SHORT[0]
+
+    def measured_on_two_ranks(changed: PlanRequest) -> Problem:
+        if changed.ranks != 2:
+            raise ConfigError("no costs for so many ranks")
+        return OurCosts(changed).problem
+
+    with pytest.raises(NoFeasiblePlan) as caught:
+        solve(OurCosts(request).problem, effort=0.0)
+    found = nothing_fits(request, caught.value, measured_on_two_ranks, Effort().quick)
+    kinds = [change.what for change in found.changes]
+    assert "ranks" not in kinds
+    assert "memory_bytes" in kinds
