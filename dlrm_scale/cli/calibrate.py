@@ -56,11 +56,16 @@ def calibrate(
 
     from dlrm_scale.host_cores import usable_cores
     from dlrm_scale.planning.measuring.calibration import CalibrationRequest, calibrate_rank
-    from dlrm_scale.train.launch import launch
+    from dlrm_scale.train.launch import launch, under_torchrun
 
     gpus = torch.cuda.device_count()
-    # on a CPU a rank shares its memory bandwidth with the others: more than eight teach nothing new
-    local_ranks = ranks if ranks is not None else gpus if gpus > 1 else min(8, max(2, usable_cores()))
+    if under_torchrun():
+        local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+    elif ranks is not None:
+        local_ranks = ranks
+    else:
+        # ranks of a CPU share its memory bandwidth: more than eight teach nothing new
+        local_ranks = gpus if gpus > 1 else min(8, max(2, usable_cores()))
     device: Literal["cpu", "cuda"] = "cuda" if gpus >= local_ranks else "cpu"
     if processor_time and device == "cuda":
         raise ConfigError("--processor-time doesn't see what GPUs do", remedy="leave it out")

@@ -135,6 +135,10 @@ def calibrate(request: CalibrationRequest, ranks: Ranks, stop: _Stop) -> Calibra
             interrupted.exit_code = 130
             raise interrupted
 
+    if request.clock == "elapsed" and load > usable_cores() / 2:
+        progress(
+            f"other programs run here (load average {load:.1f} on {usable_cores()} cores); they may spoil all of it"
+        )
     timer = RankTimer(ranks, effort.repeats, request.clock)
     cluster = _from_parts(request, ranks, timer, progress)
     # TorchRec's classes are loaded and its buffers made with the first models: they are measured after micro-benchmarks
@@ -142,7 +146,7 @@ def calibrate(request: CalibrationRequest, ranks: Ranks, stop: _Stop) -> Calibra
     probes = probe_models(effort.probes, ranks=ranks.ranks, ranks_per_host=ranks.local_ranks)
     steps = measure_probes(probes, cluster, ranks, timer, rounds=effort.rounds, progress=progress)
     cluster, error = apply_probes(cluster, steps)
-    noise = judge_noise(timer.timings, load, usable_cores(), clock=request.clock, allowed=request.allow_noise)
+    noise = judge_noise(timer.timings, load, cores, clock=request.clock, allowed=request.allow_noise)
     cluster = cluster.model_copy(
         update={
             "fit_error": {**cluster.fit_error, "step": round(error, 4)},
