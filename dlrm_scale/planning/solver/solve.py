@@ -31,8 +31,8 @@ _TRY_COSTS = 400_000_000
 """Costs that the search may look at, for each start: ranks times phases for every option of two tables a try."""
 _WORTH_WHOLE = 1e-3
 """Gap from which on the program with whole options is solved; 26 tables take it a tenth of a second."""
-_EXACT_VARIABLES = 12_000
-"""Placement decisions up to which CP-SAT gets anywhere within its work."""
+_EXACT_VARIABLES = 4_000
+"""Placement decisions up to which CP-SAT gets anywhere within its work; with 7,000 (64 ranks, wide) it found nothing."""
 _EXACT_WORK = 6.0
 """CP-SAT's deterministic time, about seconds."""
 _TOLERANCE = 1e-5
