@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dlrm_scale.planning.plan.request import PlanRequest
     from dlrm_scale.planning.plan.simulate import Simulation
 
-__all__ = ["app"]
+__all__ = ["app", "diff", "plan"]
 
 _FIRST, _LAST = 8, 4096
 """Devices of a simulation without --world-size."""
