@@ -135,10 +135,9 @@ def calibrate(request: CalibrationRequest, ranks: Ranks, stop: _Stop) -> Calibra
             interrupted.exit_code = 130
             raise interrupted
 
-    if request.clock == "elapsed" and load > usable_cores() / 2:
-        progress(
-            f"other programs run here (load average {load:.1f} on {usable_cores()} cores); they may spoil all of it"
-        )
+    cores = usable_cores()
+    if request.clock == "elapsed" and load > cores / 2:
+        progress(f"other programs run here (load average {load:.1f} on {cores} cores); they may spoil all of it")
     timer = RankTimer(ranks, effort.repeats, request.clock)
     cluster = _from_parts(request, ranks, timer, progress)
     # TorchRec's classes are loaded and its buffers made with the first models: they are measured after micro-benchmarks
