@@ -12,7 +12,8 @@ from dlrm_scale.planning.measuring.micro_timing import Clock, Timing
 __all__ = ["Noise", "judge_noise", "load_average"]
 
 _BUSY_SPREAD, _SPOILT_SPREAD = 0.15, 0.5
-"""Middle half of the repeats over their median, of the typical timing. A quiet machine has 0.02 to 0.1."""
+"""Middle half of the repeats over their median, of the typical timing. Set by hand: with load
+averages of five to seven times the cores it was 0.10 to 0.17; a quiet machine hasn't been measured."""
 _BUSY_DELAY, _SPOILT_DELAY = 0.05, 0.25
 """Share of the elapsed time in which ranks waited for a core."""
 

@@ -77,10 +77,9 @@ CASES = {
         r"memory_source is absent\n.*unknown key 'memory_sorce'; did you mean memory_source\?",
     ),
     "a constant without its source": (
-        "[links]\nstart_ms = {value = 0.0066, source = \"NCCL's tuning model (src/graph/tuning.cc, LL protocol): base "
-        'latency of a ring"}',
-        "[links]\nstart_ms = {value = 0.0066}",
-        "links.start_ms: source is absent",
+        '{value = 300.0, source = "NVLink, half of 600 GB/s of both directions (NVIDIA A100 80GB data sheet)"}',
+        "{value = 300.0}",
+        "links.host.gigabytes_per_second: source is absent",
     ),
     "a negative time": ("value = 0.0066", "value = -1.0", "links.start_ms: value = -1.0: .*greater than or equal to 0"),
     "an efficiency above one": (
