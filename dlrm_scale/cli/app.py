@@ -8,6 +8,7 @@ import sys
 import typer
 
 from dlrm_scale import __version__
+from dlrm_scale.cli.bench import bench
 from dlrm_scale.cli.calibrate import calibrate
 from dlrm_scale.cli.checkpoint import app as checkpoint_commands
 from dlrm_scale.cli.dataset import app as dataset_commands
@@ -56,6 +57,7 @@ app.command("predict")(predict)
 app.command("diagnose")(diagnose)
 app.command("stats")(stats)
 app.command("calibrate")(calibrate)
+app.command("bench")(bench)
 app.command("demo")(demo)
 app.add_typer(checkpoint_commands, name="checkpoint")
 app.add_typer(dataset_commands, name="dataset")

@@ -33,6 +33,8 @@ class PlanRequest:
         types: allowed sharding types by table, best known first; tables that aren't named may get any of the space.
         config: of the run that is planned, which tells its dense part, pipeline, exchanges and checkpoints; None for
             tables alone.
+        dense: the dense part of a model that the config doesn't describe.
+        touched_maps: maps of changed rows that are kept; None for what the config's checkpoints need.
     """
 
     tables: TableSet
@@ -43,19 +45,25 @@ class PlanRequest:
     wide: bool = False
     types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     config: Config | None = None
+    dense: DenseWork | None = None
+    touched_maps: int | None = None
 
     @property
     def step_settings(self) -> dict[str, Any]:
         """What `costs.step_model` takes besides tables, cluster, ranks and batch."""
-        config = self.config
-        if config is None:
-            return {}
-        return {
-            "pipeline": config.train.pipeline,
-            "exchange": config.sharding.all_to_all_precision,
-            "dense": DenseWork.of_config(config, len(self.tables.tables), self.batch_size_per_rank),
-            "touched_maps": 2 if config.checkpoint.policy == "consecutive" else 3,
-        }
+        config, settings = self.config, dict[str, Any]()
+        if config is not None:
+            settings = {
+                "pipeline": config.train.pipeline,
+                "exchange": config.sharding.all_to_all_precision,
+                "dense": DenseWork.of_config(config, len(self.tables.tables), self.batch_size_per_rank),
+                "touched_maps": 2 if config.checkpoint.policy == "consecutive" else 3,
+            }
+        if self.dense is not None:
+            settings["dense"] = self.dense
+        if self.touched_maps is not None:
+            settings["touched_maps"] = self.touched_maps
+        return settings
 
     @property
     def space(self) -> str:
@@ -85,6 +93,7 @@ def plan_request(
     wide: bool = False,
     types: Mapping[str, tuple[str, ...]] | None = None,
     config: Config | None = None,
+    dense: DenseWork | None = None,
 ) -> PlanRequest:
     """Check that the parts go together.
 
@@ -97,6 +106,7 @@ def plan_request(
         wide: see `PlanRequest`.
         types: see `PlanRequest`.
         config: see `PlanRequest`.
+        dense: see `PlanRequest`.
 
     Raises:
         ConfigError: hosts that don't divide the ranks, or constraints on tables that aren't there.
@@ -127,6 +137,7 @@ def plan_request(
         wide=wide,
         types=dict(types or {}),
         config=config,
+        dense=dense,
     )
 
 
