@@ -32,7 +32,7 @@ _TRY_COSTS = 400_000_000
 _WORTH_WHOLE = 1e-3
 """Gap from which on the program with whole options is solved; 26 tables take it a tenth of a second."""
 _EXACT_VARIABLES = 4_000
-"""Placement decisions up to which CP-SAT gets anywhere within its work; with 7,000 (64 ranks, wide) it found nothing."""
+"""Placement decisions up to which CP-SAT gets anywhere; among 7,000 (64 ranks, wide) its work found nothing."""
 _EXACT_WORK = 6.0
 """CP-SAT's deterministic time, about seconds."""
 _TOLERANCE = 1e-5
