@@ -272,11 +272,16 @@ def _deliver(analysis: "Analysis", out: Path | None, html: Path | None, force: b
     from dlrm_scale.planning.report.plan_values import analysis_values
     from dlrm_scale.planning.text_file import write_text
     from dlrm_scale.sharding.plan_file import format_plan
+    from dlrm_scale.sharding.rules import COLUMN_SPLIT_TYPES
 
     written = []
     if out is not None:
-        write_text(out, format_plan(plan_file_of(analysis.comparison)), force=force)
-        written.append(f"plan: {out}; train with --set sharding.plan={out}")
+        made = plan_file_of(analysis.comparison)
+        write_text(out, format_plan(made), force=force)
+        settings = f"--set sharding.plan={out}"
+        if made.optimizer == "rowwise_adagrad" and any(table.type in COLUMN_SPLIT_TYPES for table in made.tables):
+            settings += " --set sharding.allow_split_row_state=true"
+        written.append(f"plan: {out}; train with {settings}")
     if html is not None:
         from dlrm_scale.planning.report.plan_page import plan_page
 

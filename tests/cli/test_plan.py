@@ -77,9 +77,12 @@ def test_a_plan_is_written_once_and_replaced_by_force_with_equal_bytes(
     assert code == 0, err
     assert f"train with --set sharding.plan={out}" in text
     first = out.read_bytes(), page.read_bytes()
+    assert "allow_split_row_state" not in text
     code, _, err = run(*arguments)
     assert code == 2
     assert "plan.json exists already" in err
+    wide = [*arguments, "--force", "--allow-split-row-state", "--constrain", "large=column_wise"]
+    assert f"sharding.plan={out} --set sharding.allow_split_row_state=true" in run(*wide)[1]
     assert run(*arguments, "--force")[0] == 0
     assert (out.read_bytes(), page.read_bytes()) == first
 
