@@ -151,16 +151,20 @@ class ShardingConfig(_Section):
     """How tables are spread over ranks."""
 
     plan: Annotated[str, Field(min_length=1)] = "torchrec"
-    """Who decides. torchrec: its planner, among the types that `kind` and `tables` leave. A path: the plan in this file
-    of `dlrm-scale plan`, which decides for every table; `kind` and `tables` may repeat it, anything else is refused, as
-    is a plan for other tables, ranks, hosts or another optimizer. A run keeps its plan in its folder and resumes with
-    it."""
+    """Who decides. torchrec: its planner, among the types that `kind` and `tables` leave. auto: at the start of the run
+    all plans among these types are predicted, the best three and table-wise with the longest first are measured for
+    some seconds, and the fastest is kept. A path: the plan in this file of `dlrm-scale plan`, which decides for every
+    table; `kind` and `tables` may repeat it, anything else is refused, as is a plan for other tables, ranks, hosts or
+    another optimizer. A run keeps its plan in its folder and resumes with it."""
     kind: Literal[ShardingType, "auto"] = "auto"
     """One sharding type for all tables, or auto: the planner chooses for each table."""
     tables: dict[str, ShardingType] = Field(default_factory=dict)
     """Sharding type of single tables, by column name as in C3 = "row_wise"."""
     allow_split_row_state: bool = False
     """Allow column splits with row-wise Adagrad: each column shard keeps its own row state, another algorithm."""
+    cluster: str = ""
+    """With plan = "auto": what predicts, a ready-made cluster's name or a file of `dlrm-scale calibrate`. Empty: the
+    ready-made one of the GPU at hand; without one the ranks are measured quickly, about half a minute."""
     min_columns_per_shard: Annotated[int, Field(ge=4, multiple_of=4)] = 8
     """Column splits cut no narrower than this; a multiple of 4."""
     ranks_per_host: NonNegative = 0

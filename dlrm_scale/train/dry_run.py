@@ -15,6 +15,7 @@ from dlrm_scale.install import check_install
 from dlrm_scale.layout import ShardLayout
 from dlrm_scale.sharding.plan_rows import plan_rows
 from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
+from dlrm_scale.train.auto_plan import choose_auto_plan
 from dlrm_scale.train.checkpoint_place import unwritable_folder, write_check
 from dlrm_scale.train.feature_mapping import check_feature_mapping
 from dlrm_scale.train.memory.memory_check import MemoryCheck, RankMemory, describe_memory
@@ -96,12 +97,12 @@ def dry_run_rank(request: RunRequest, stop: StopRequest) -> DryRun:
     ranks = init_ranks(kind, config.train.collective_timeout_seconds)
     try:
         set_threads(config, ranks.local_ranks)
-        return _rehearse(request, ranks)
+        return _rehearse(request, ranks, stop)
     finally:
         close_ranks()
 
 
-def _rehearse(request: RunRequest, ranks: Ranks) -> DryRun:
+def _rehearse(request: RunRequest, ranks: Ranks, stop: StopRequest) -> DryRun:
     config = request.config
     dataset = Dataset.open(Path(config.data.path))
     check_equal_runs(request, dataset, ranks)
@@ -122,6 +123,8 @@ def _rehearse(request: RunRequest, ranks: Ranks) -> DryRun:
     )
     memory = MemoryCheck(config, dataset, loader, ranks)
     memory.check_dense()
+    auto = choose_auto_plan(request, dataset, cursor, ranks, stop, measure=False)
+    notes += auto.notes
     plan: list[dict[str, object]] = []
     refusal: PlanError | None = None
 
@@ -137,7 +140,7 @@ def _rehearse(request: RunRequest, ranks: Ranks) -> DryRun:
         raise _Planned
 
     with suppress(_Planned):
-        build_on_ranks(config, dataset, ranks, end_here)
+        build_on_ranks(config, dataset, ranks, end_here, auto.plan)
     notes += [f"warning: {warning}" for warning in memory.warnings]
     return DryRun(
         ranks=ranks.ranks,

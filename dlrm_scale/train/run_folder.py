@@ -394,7 +394,9 @@ def _absolute(config: Config) -> Config:
     if config.checkpoint.path and "://" not in config.checkpoint.path:
         checkpoint = {"path": str(Path(config.checkpoint.path).absolute())}
     plan = plan_path(config.sharding)
-    sharding: Mapping[str, object] = {} if plan is None else {"plan": str(plan.absolute())}
+    sharding: dict[str, object] = {} if plan is None else {"plan": str(plan.absolute())}
+    if config.sharding.cluster.endswith(".toml"):
+        sharding["cluster"] = str(Path(config.sharding.cluster).absolute())
     return config.model_copy(
         update={
             "data": config.data.model_copy(update=data),

@@ -19,6 +19,7 @@ from dlrm_scale.models.dense_part import DensePart
 from dlrm_scale.models.initial_rows import fill_initial_rows
 from dlrm_scale.models.tables import table_specs
 from dlrm_scale.schema import TableSpec
+from dlrm_scale.sharding.given_plan import plan_path
 from dlrm_scale.sharding.plan_file import PlanFile
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.sharding.shard import ShardedModel, shard_model
@@ -137,7 +138,7 @@ def exchange_notes(config: Config, layout: ShardLayout) -> list[str]:
 
 def plan_notes(config: Config, plan: PlanFile, ranks: Ranks) -> list[str]:
     """Say where a plan came from that TorchRec didn't make now, and what its prediction doesn't hold for."""
-    if config.sharding.plan == "torchrec":
+    if plan_path(config.sharding) is None:
         return []
     notes = [f"sharding plan from {config.sharding.plan}, made by {plan.planner}"]
     rows = max(1, config.data.batch_size // ranks.ranks)

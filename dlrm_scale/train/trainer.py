@@ -27,6 +27,7 @@ from dlrm_scale.telemetry import StepClock
 from dlrm_scale.touched_rows import TouchedRows
 from dlrm_scale.train.attribution.gpu_intervals import GpuIntervals
 from dlrm_scale.train.attribution.profile import StepProfiler
+from dlrm_scale.train.auto_plan import choose_auto_plan
 from dlrm_scale.train.best_checkpoint import BestKeeper, undefined_warning
 from dlrm_scale.train.deterministic import deterministic_algorithms
 from dlrm_scale.train.evaluate import evaluate_batches
@@ -145,20 +146,22 @@ def _train_on(
     clock: StepClock,
 ) -> RunResult:
     config, folder = request.config, request.folder
-    loader = loaders.at((chain.tip.cursor or None) if chain is not None and continues else None)
+    cursor = (chain.tip.cursor or None) if chain is not None and continues else None
+    loader = loaders.at(cursor)
     memory = MemoryCheck(config, dataset, loader, ranks)
     memory.check_dense()
+    auto = choose_auto_plan(request, dataset, cursor, ranks, stop)
 
     def before_allocation(layout: ShardLayout) -> None:
         memory.check(layout)
         # the first batch is ready by the time that the model is
         loader.read_ahead()
 
-    model = build_on_ranks(config, dataset, ranks, before_allocation)
+    model = build_on_ranks(config, dataset, ranks, before_allocation, auto.plan)
     sharded = model.sharded
     notes = [f"changed by --set: {path} from {before} to {after}" for path, before, after in request.changes]
     notes += [f"warning: {warning}" for warning in memory.warnings]
-    notes += plan_notes(config, sharded.plan, ranks)
+    notes += [*auto.notes, *plan_notes(config, sharded.plan, ranks)]
     notes += [*precision_notes(config, ranks.device), *exchange_notes(config, sharded.layout)]
     notes += compile_layers(model, config, ranks)
     restored = fill_model(model, chain, continues, dataset, request, ranks, notes)
@@ -321,6 +324,7 @@ def check_equal_runs(request: RunRequest, dataset: Dataset, ranks: Ranks) -> Non
     values["checkpoint"].pop("path")
     if plan_path(request.config.sharding) is not None:
         values["sharding"]["plan"] = "a file"
+    values["sharding"].pop("cluster")
     init = None if request.warm_start is None else request.warm_start.options
     mine = {"config": values, "resume": request.resume, "init": init, "data": dataset.fingerprint}
     views = ranks.gather_objects(mine)

@@ -14,8 +14,8 @@ from dlrm_scale.errors import ConfigError
 from dlrm_scale.planning.measuring.bench_summary import BenchSummary
 from dlrm_scale.planning.measuring.plan_bench import BenchRequest
 from dlrm_scale.planning.measuring.plan_rounds import RoundsResult
-from dlrm_scale.planning.measuring.plan_steps import plan_file_for
-from dlrm_scale.sharding.plan_file import Prediction, format_plan, package_versions, runs_of
+from dlrm_scale.planning.measuring.plan_steps import predicted_plan_file
+from dlrm_scale.sharding.plan_file import format_plan, package_versions
 
 __all__ = ["bench_files", "check_folder", "result_lines", "write_folder"]
 
@@ -81,24 +81,11 @@ def bench_files(request: BenchRequest, result: RoundsResult, summary: BenchSumma
     lines = result_lines(request, result, summary)
     found = {RESULTS: "".join(json.dumps(line) + "\n" for line in lines), "index.html": page}
     measured = {row.name for row in summary.rows if row.time is not None}
-    planned = request.planned
     for plan in request.plans:
         if plan.shapes is None or plan.same_as or plan.name not in measured:
             continue
         load = request.predictions[plan.name].ours
-        file = plan_file_for(
-            planned.tables, plan.shapes, planned.ranks, planned.ranks_per_host, planned.batch_size_per_rank
-        ).model_copy(
-            update={
-                "inputs": {"tables": planned.tables.fingerprint(), "cluster": planned.cluster_fingerprint()},
-                "prediction": Prediction(
-                    costs=planned.cluster.name,
-                    step_ms=float(f"{load.step_ms:.6g}"),
-                    phases_ms={name: runs_of(values) for name, values in load.phases_ms.items()},
-                    memory_bytes={name: runs_of(values) for name, values in load.memory_bytes.items()},
-                ),
-            }
-        )
+        file = predicted_plan_file(request.planned, plan.shapes, load)
         found[f"plans/{plan.name}.json"] = format_plan(file)
     return found
 

@@ -1,6 +1,7 @@
 """Measuring plans in turns: every round in another order, so that whatever disturbs a round disturbs all alike."""
 
 import gc
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,6 +26,9 @@ CHECKED_STEPS = 3
 """Steps after which losses of all plans must still agree: an update has gone into each but the first."""
 LOSS_TOLERANCE = 1e-5
 """Relative. Plans differ in the order of sums alone."""
+
+_FEWEST_ROUNDS = 5
+"""That are taken whatever the time limit says."""
 
 _SPLIT = ("column_wise", "table_column_wise", "grid_shard")
 
@@ -88,6 +92,7 @@ def measure_plans(
     steps: int = 2,
     warmup_steps: int = 1,
     seed: int = 0,
+    time_limit_seconds: float | None = None,
     asked_to_stop: Callable[[], bool] = lambda: False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> RoundsResult:
@@ -104,6 +109,7 @@ def measure_plans(
         steps: that count, a turn.
         warmup_steps: before them, which don't: another plan's turn has emptied the caches.
         seed: of the order.
+        time_limit_seconds: of a group's rounds; none is begun after it but the first few.
         asked_to_stop: looked at after every round.
         progress: told what was done.
     """
@@ -112,9 +118,8 @@ def measure_plans(
     _warm_up(workload, plans, groups, batches, ranks, ranks_per_host)
     for group, names in enumerate(groups):
         at_work = _build(workload, plans, names, batches, ranks, ranks_per_host, result, progress)
+        begun = time.perf_counter()
         for number in range(rounds):
-            if result.stopped:
-                break
             order = np.random.default_rng([seed, group, number]).permutation(sorted(at_work)).tolist()
             times = np.zeros((len(order), steps, 3))
             for turn, name in enumerate(order):
@@ -124,8 +129,11 @@ def measure_plans(
                     times[turn, step] = timer.once(at_work[name].step)
             load = max(float(str(view)) for view in ranks.gather_objects(load_average()))
             result.turns += _turns(order, _gathered(times, ranks), number, group, load)
-            result.stopped = any(bool(view) for view in ranks.gather_objects(asked_to_stop()))
             progress(_told(result.turns, number, rounds, group, len(groups)))
+            result.stopped = any(bool(view) for view in ranks.gather_objects(asked_to_stop()))
+            late = time_limit_seconds is not None and time.perf_counter() - begun > time_limit_seconds
+            if result.stopped or (number + 1 >= _FEWEST_ROUNDS and ranks.broadcast_object(late)):
+                break
         result.worst_loss_difference = max(result.worst_loss_difference, _compare_all(at_work, plans, ranks))
         del at_work
         gc.collect()

@@ -9,14 +9,16 @@ from dlrm_scale.batch import Batch
 from dlrm_scale.layout import ShardLayout
 from dlrm_scale.models.initial_rows import fill_initial_rows
 from dlrm_scale.planning.measuring.plan_workload import PlanWorkload, pipeline_of
+from dlrm_scale.planning.plan.cost_models import PlanLoad
+from dlrm_scale.planning.plan.request import PlanRequest
 from dlrm_scale.planning.tables.table_set import TableSet
 from dlrm_scale.sharding.pipeline import make_train_pipeline
-from dlrm_scale.sharding.plan_file import PlanFile, plan_of_layout
+from dlrm_scale.sharding.plan_file import PlanFile, Prediction, plan_of_layout, runs_of
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.sharding.shard import shard_model
 from dlrm_scale.sharding.shard_shapes import TableShape, table_layout
 
-__all__ = ["PlanSteps", "plan_file_for"]
+__all__ = ["PlanSteps", "plan_file_for", "predicted_plan_file"]
 
 
 class PlanSteps:
@@ -96,4 +98,24 @@ def plan_file_for(
         ranks_per_host=ranks_per_host,
         optimizer=tables.optimizer,
         batch_size_per_rank=batch_size_per_rank,
+    )
+
+
+def predicted_plan_file(request: PlanRequest, shapes: Sequence[TableShape], load: PlanLoad) -> PlanFile:
+    """Write a plan down with what our costs predict of it."""
+    plan = plan_file_for(request.tables, shapes, request.ranks, request.ranks_per_host, request.batch_size_per_rank)
+    return plan.model_copy(
+        update={
+            "inputs": {
+                "tables": request.tables.fingerprint(),
+                "cluster": request.cluster_fingerprint(),
+                "space": request.space,
+            },
+            "prediction": Prediction(
+                costs=request.cluster.name,
+                step_ms=float(f"{load.step_ms:.6g}"),
+                phases_ms={name: runs_of(values) for name, values in load.phases_ms.items()},
+                memory_bytes={name: runs_of(values) for name, values in load.memory_bytes.items()},
+            ),
+        }
     )
