@@ -24,6 +24,9 @@ def calibrate(
         int | None,
         typer.Option(help="Ranks on this host. Default: one a GPU; on CPU one a core, at least 2, at most 8.", min=2),
     ] = None,
+    ranks_per_host: Annotated[
+        int | None, typer.Option(help="Ranks that count as one host.", min=1, show_default="all of this host")
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Fewer shapes and repeats: shows that it works, for rough constants.")
     ] = False,
@@ -75,6 +78,7 @@ def calibrate(
         quick=quick,
         allow_noise=allow_noise,
         clock="processor" if processor_time else "elapsed",
+        ranks_per_host=ranks_per_host,
     )
     result = launch(calibrate_rank, request, local_ranks, _SHUTDOWN_SECONDS)
     if os.environ.get("RANK", "0") != "0":

@@ -6,7 +6,7 @@ of their own, and the random state is put back. A resumed run goes on with the p
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -197,9 +197,14 @@ class _Choosing:
                 )
             self._notes.append(f"costs of cluster {cluster.name}" + ("" if sharding.cluster else ", the GPU at hand"))
         else:
-            asked = CalibrationRequest(name="here", device=device_kind(self._config), quick=True, allow_noise=True)
-            hosts = replace(self._ranks, local_ranks=self._host_ranks)
-            found = calibrate(asked, hosts, self._stop)
+            asked = CalibrationRequest(
+                name="here",
+                device=device_kind(self._config),
+                quick=True,
+                allow_noise=True,
+                ranks_per_host=self._host_ranks,
+            )
+            found = calibrate(asked, self._ranks, self._stop)
             cluster = self._on_rank_0(lambda: found.cluster)
             set_threads(self._config, self._ranks.local_ranks)
             self._notes.append(

@@ -30,8 +30,8 @@ _MIXTURES = (
     ("table_wise", "column_wise"),
     ("table_wise", "column_wise", "data_parallel"),
 )
-_EFFORT = 0.25
-"""Of the solver for a mixture: it is refined by the model's error, not by the last per mille."""
+_WHOLE_EFFORT, _EFFORT = 0.25, 0.05
+"""Of the solver for the whole space and for a mixture: models err by percents; more work would win per mille."""
 
 
 def best_predicted(
@@ -62,7 +62,7 @@ def best_predicted(
         if load.fits and (types not in best or load.step_ms < best[types][0]):
             best[types] = (load.step_ms, shapes)
 
-    compare(_solved(model, 1.0))
+    compare(_solved(model, _WHOLE_EFFORT))
     for mixture in _MIXTURES if request.ranks > 1 else ():
         narrowed = _narrowed(request, mixture)
         if narrowed is None:

@@ -9,7 +9,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -28,6 +28,7 @@ from dlrm_scale.planning.measuring.micro_replicas import measure_replicas
 from dlrm_scale.planning.measuring.micro_timing import Clock, RankTimer
 from dlrm_scale.planning.measuring.probe_models import probe_models
 from dlrm_scale.planning.measuring.probe_steps import apply_probes, measure_probes
+from dlrm_scale.sharding.hosts import ranks_per_host as settle_ranks_per_host
 from dlrm_scale.sharding.memory_pages import keep_freed_memory
 from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
 
@@ -50,6 +51,7 @@ class CalibrationRequest:
         quick: fewer shapes and repeats: shows that it works, and no more.
         allow_noise: write what was measured beside other programs too.
         clock: what is measured; `processor` for a machine that others use.
+        ranks_per_host: ranks that count as one host, as with `sharding.ranks_per_host`; None for the real ones.
     """
 
     name: str
@@ -57,6 +59,7 @@ class CalibrationRequest:
     quick: bool = False
     allow_noise: bool = False
     clock: Clock = "elapsed"
+    ranks_per_host: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,10 +124,13 @@ def calibrate(request: CalibrationRequest, ranks: Ranks, stop: _Stop) -> Calibra
     if ranks.ranks < 2:
         raise ConfigError("one rank exchanges nothing: there must be at least two", remedy="use --ranks 2 or more")
     load = max(_numbers(ranks.gather_objects(load_average())))
+    memory = _memory(ranks)
     effort = _QUICK if request.quick else _FULL
     torch.set_num_threads(max(1, usable_cores() // ranks.local_ranks))
     if ranks.device.type == "cpu":
         keep_freed_memory()
+    # From here on hosts are what they are asked to be; memory and cores are those of the real ones.
+    ranks = replace(ranks, local_ranks=settle_ranks_per_host(request.ranks_per_host or 0, ranks))
 
     def progress(text: str) -> None:
         if ranks.rank == 0:
@@ -139,7 +145,7 @@ def calibrate(request: CalibrationRequest, ranks: Ranks, stop: _Stop) -> Calibra
     if request.clock == "elapsed" and load > cores / 2:
         progress(f"other programs run here (load average {load:.1f} on {cores} cores); they may spoil all of it")
     timer = RankTimer(ranks, effort.repeats, request.clock)
-    cluster = _from_parts(request, ranks, timer, progress)
+    cluster = _from_parts(request, ranks, timer, memory, progress)
     # TorchRec's classes are loaded and its buffers made with the first models: they are measured after micro-benchmarks
     # so that those see a process as it is in a run.
     probes = probe_models(effort.probes, ranks=ranks.ranks, ranks_per_host=ranks.local_ranks)
@@ -157,7 +163,11 @@ def calibrate(request: CalibrationRequest, ranks: Ranks, stop: _Stop) -> Calibra
 
 
 def _from_parts(
-    request: CalibrationRequest, ranks: Ranks, timer: RankTimer, progress: Callable[[str], None]
+    request: CalibrationRequest,
+    ranks: Ranks,
+    timer: RankTimer,
+    memory: tuple[int, str],
+    progress: Callable[[str], None],
 ) -> Cluster:
     quick = request.quick
     forward, backward, errors = measure_lookups(ranks, timer, lookup_shapes(quick=quick), progress)
@@ -169,13 +179,13 @@ def _from_parts(
     errors |= more
     dense, more = measure_dense(ranks, timer, quick=quick, progress=progress)
     errors |= more
-    memory, source = _memory(ranks)
+    memory_bytes, source = memory
     return Cluster(
         name=request.name,
         device=request.device,
         hosts=ranks.ranks // ranks.local_ranks,
         ranks_per_host=ranks.local_ranks,
-        memory_bytes=memory,
+        memory_bytes=memory_bytes,
         memory_source=source,
         notes=f"{_UNIT[request.clock]} of dlrm-scale calibrate{' --quick' if quick else ''} on {_machine(ranks)}.",
         forward=forward,
