@@ -127,13 +127,18 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"run.path {self.path} is a file", remedy="name a folder")
         try:
+            made_in = [path.parent for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
+            for path in made_in:
+                _sync(path)
             with _locked(self.path):
                 if self.exists():
                     raise FileExistsError
                 write_config(config, temporary)
+                _sync(temporary)
                 _replace_text(self._record, json.dumps(record, indent=1))
                 os.link(temporary, self.config)
+                _sync(self.path)
         except FileExistsError:
             raise ConfigError(
                 f"run.path {self.path}: another run is here already",
@@ -154,7 +159,9 @@ class RunFolder:
         try:
             temporary = self.path / f".config-{os.getpid()}.toml"
             write_config(config, temporary)
+            _sync(temporary)
             os.replace(temporary, self.config)
+            _sync(self.path)
         except OSError as error:
             raise ConfigError(f"run.path {self.path}: {error.strerror}") from None
 
@@ -240,7 +247,21 @@ def _locked(folder: Path) -> Iterator[None]:
 def _replace_text(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     temporary.write_text(text)
+    _sync(temporary)
     os.replace(temporary, path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    """Make a file's content, or the names in a folder, durable.
+
+    Checkpoints are: they may lie in this folder, and their place, wherever it is, knows the run by the id in run.json.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 @dataclass(frozen=True, kw_only=True)

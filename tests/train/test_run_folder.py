@@ -1,5 +1,7 @@
 """Who may create a run, and what a half-made one is."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,31 @@ def test_a_run_without_its_record_is_named(tmp_path: Path) -> None:
     (tmp_path / "run.json").unlink()
     with pytest.raises(ConfigError, match=r"run\.json can't be read"):
         resolve_run(None, [f"run.path={folder.path}"], resume=True)
+
+
+def test_what_a_resume_needs_is_durable_before_anything_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+
+    def note(handle: int, sync: Callable[[int], None] = os.fsync) -> None:
+        synced.append(str(Path(os.readlink(f"/proc/self/fd/{handle}")).relative_to(tmp_path)))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", note)
+    pid = os.getpid()
+    folder = _claimed(tmp_path / "runs" / "a")
+    # the folder's own name too: a folder of checkpoints in it is lost without
+    assert sorted(synced[:2]) == [".", "runs"]
+    assert synced[2:] == [f"runs/a/.config-{pid}.toml", f"runs/a/.run.json-{pid}", "runs/a", "runs/a"]
+    synced.clear()
+    folder.save_config(load_config(folder.config))
+    assert synced == [f"runs/a/.config-{pid}.toml", "runs/a"]
+    synced.clear()
+    # of a run from before runs had ids: checkpoints in another place know it by its id
+    (folder.path / "run.json").write_text('{"source": "sample", "init_from": ""}')
+    assert folder.give_id().id
+    assert synced == [f"runs/a/.run.json-{pid}", "runs/a"]
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
