@@ -36,7 +36,7 @@ class Prediction:
         phase_ms: `[phases, ranks]`; of the input phase all of it, hidden or not.
         exposed_input_ms: what of the slowest rank's input phase nothing hides.
         step_ms: sum over phases of the slowest rank, of the input phase what is exposed.
-        memory_parts: names; `own_ids` are those of the rank's samples, `dense` the dense part.
+        memory_parts: names; `own_ids` are those of the rank's samples, `dense` the dense part with its vectors.
         memory_bytes: `[memory_parts, ranks]`.
         capacity_bytes: of a rank, less the reserve.
     """
@@ -98,7 +98,7 @@ def rate_plan(tables: TableSet, cluster: Cluster, plan: Sequence[TableShape], se
     exposed = slowest["input"]
     if setting.hides_input:
         exposed = max(0.0, exposed - slowest["lookup"] - slowest["dense"] - slowest["update"])
-    own_ids, dense = setting.own_ids_bytes(tables), 0 if setting.dense is None else setting.dense.memory_bytes
+    own_ids, dense = setting.own_ids_bytes(tables), setting.dense_memory_bytes(tables)
     alike = np.tile(np.array([[own_ids], [dense]], dtype=np.int64), (1, setting.ranks))
     return Prediction(
         phases=STEP_PHASES,
