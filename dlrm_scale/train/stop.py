@@ -17,8 +17,10 @@ REPEAT_SECONDS = 2.0
 
 def _exit_at_once(code: int) -> None:
     """Without clean-up but for the lease of a restore, which would hold up removals for minutes."""
-    give_back_leases()
-    os._exit(code)
+    try:
+        give_back_leases()
+    finally:  # also where no thread can be started any more
+        os._exit(code)
 
 
 class StopRequest:

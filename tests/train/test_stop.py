@@ -2,6 +2,8 @@
 
 import signal
 
+import pytest
+
 from dlrm_scale.train.stop import StopRequest
 
 
@@ -32,3 +34,19 @@ def test_a_second_signal_later_ends_the_process() -> None:
     clock.seconds = 2.1
     stop.handle(signal.SIGINT)
     assert codes == [130]
+
+
+def test_the_process_ends_even_where_leases_cannot_be_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, codes = _Clock(), list[int]()
+
+    def fail() -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("dlrm_scale.train.stop.give_back_leases", fail)
+    monkeypatch.setattr("os._exit", codes.append)
+    stop = StopRequest(now=clock)
+    stop.handle(signal.SIGTERM)
+    clock.seconds = 2.1
+    with pytest.raises(RuntimeError):  # only because this exit comes back
+        stop.handle(signal.SIGTERM)
+    assert codes == [143]
