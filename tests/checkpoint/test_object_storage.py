@@ -242,6 +242,28 @@ def test_a_call_that_never_answers_ends_and_leaves_the_write_uncertain(bucket: B
     assert bucket.objects == {"b/run/manifests/m": b"mine"}  # what was uncertain has happened
 
 
+@pytest.mark.parametrize("error", [ConnectionResetError, TimeoutError, lambda: OSError(errno.EREMOTEIO, "internal")])
+@pytest.mark.parametrize("cut_off", [1, 8])
+def test_a_write_whose_connections_break_is_uncertain_and_one_that_is_refused_is_not(
+    error: Callable[[], BaseException], cut_off: int, bucket: Bucket
+) -> None:
+    storage = bucket_storage(bucket, Clock())
+    cut = fail_first(cut_off, "put", error)
+
+    def fail(kind: str, name: str) -> None:
+        cut(kind, name)
+        if kind == "put":
+            raise _throttled()
+
+    bucket.before = fail
+    with pytest.raises(UncertainWriteError, match="create manifests/m"):
+        storage.write_durably("manifests/m", b"mine")
+    bucket.before = fail_first(8, "put", _throttled)
+    with pytest.raises(OSError, match="create manifests/m") as caught:
+        storage.write_durably("manifests/m", b"mine")
+    assert not isinstance(caught.value, UncertainWriteError)
+
+
 def test_a_store_that_ignores_the_condition_is_found_out(bucket: Bucket) -> None:
     storage = bucket_storage(bucket)
     storage.make_folders("data")

@@ -237,6 +237,32 @@ def test_a_merge_whose_manifest_appears_late_keeps_its_data_until_its_lease_is_o
     assert load_chain(chain, make_layout("row_wise", 2), truth, optimizer="rowwise_adagrad").equals(truth)
 
 
+def test_a_merge_that_is_interrupted_while_its_manifest_is_on_its_way_keeps_its_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A signal ends the wait for the answer, and not the request."""
+    bucket, truth = _copy_of(_saved_bucket())
+    name = "manifests/00000004-s1m9.json"
+    storage = bucket_storage(bucket)
+    late: list[Callable[[], None]] = []
+
+    def interrupted(target: str, data: bytes) -> None:
+        late.append(lambda: bucket.objects.update({f"b/run/{target}": data}))
+        raise KeyboardInterrupt
+
+    put = storage.put
+    monkeypatch.setattr(storage, "put", lambda target, data: (interrupted if target == name else put)(target, data))
+    with pytest.raises(KeyboardInterrupt):
+        merge(storage, "baseline", number=9)
+    collect_garbage(bucket_storage(bucket), keep_baselines=2, dry_run=False)
+    late[0]()
+    assert verify(bucket_storage(bucket)) == []
+    chain = find_chain(bucket_storage(bucket), verify="full")
+    assert chain is not None
+    assert chain.tip.name == name
+    assert load_chain(chain, make_layout("row_wise", 2), truth, optimizer="rowwise_adagrad").equals(truth)
+
+
 def test_a_merge_that_may_not_write_says_so_and_leaves_nothing() -> None:
     bucket, truth = _copy_of(_saved_bucket())
     before = dict(bucket.objects)

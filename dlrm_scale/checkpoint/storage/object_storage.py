@@ -21,7 +21,7 @@ from typing import Any
 import fsspec
 
 from dlrm_scale.checkpoint.storage.object_files import PART_BYTES, ObjectReader, ObjectWriter
-from dlrm_scale.checkpoint.storage.store_calls import Retries, StoreCalls, StoreTimeoutError, UncertainWriteError
+from dlrm_scale.checkpoint.storage.store_calls import Retries, StoreCalls, UncertainWriteError, is_transient
 from dlrm_scale.errors import ConfigError, StorageError
 from dlrm_scale.units import MIB
 
@@ -121,7 +121,7 @@ class ObjectStorage:
 
         Raises:
             FileExistsError: the name is taken, by other bytes.
-            UncertainWriteError: no attempt was answered with a yes, and the object may still appear.
+            UncertainWriteError: none of the attempts was answered with a yes, nor all with a no: the object may appear.
         """
         path = self._path(name)
         unanswered: list[OSError] = []
@@ -145,8 +145,8 @@ class ObjectStorage:
                 raise UncertainWriteError(error.errno, f"{error}; and whether it is there can't be read") from error
             if is_there:
                 return
-            if any(isinstance(e, StoreTimeoutError) for e in [*unanswered, error]):
-                # A call that was given up may still be on its way.
+            if any(isinstance(e, (TimeoutError, ConnectionError)) and is_transient(e) for e in [*unanswered, error]):
+                # Whatever got no answer, given up by us or cut off on the way, may still be carried out.
                 raise UncertainWriteError(error.errno, str(error)) from error
             raise
 

@@ -248,6 +248,7 @@ class MergeRun:
         check_manifest(manifest)
         data, _ = serialize_manifest(manifest)
         temporary = temporary_name(manifest)
+        linking = False
         try:
             self.storage.write_durably(temporary, data)
             self.lease.check()
@@ -260,14 +261,16 @@ class MergeRun:
                         remedy="check the storage, and run it again",
                     )
             if not swept:
+                linking = True
                 self.storage.link(temporary, manifest.name)
         except FileNotFoundError:
             swept = True
-        except UncertainWriteError:
-            # A store that doesn't answer may show the manifest later, so its data stays, and is no leftover before the
-            # lease is over.
-            self._written.clear()
-            self.lease.leave()
+        except BaseException as error:
+            # A store that doesn't answer, or is interrupted meanwhile, may show the manifest later. So its data stays,
+            # and is no leftover before the lease is over.
+            if isinstance(error, UncertainWriteError) or (linking and not isinstance(error, Exception)):
+                self._written.clear()
+                self.lease.leave()
             raise
         finally:
             with suppress(OSError):
