@@ -8,6 +8,7 @@ __all__ = [
     "DlrmScaleError",
     "InstallError",
     "PlanError",
+    "SaveError",
     "StorageError",
     "TrainingError",
 ]
@@ -69,6 +70,12 @@ class CheckpointError(DlrmScaleError):
 
 class StorageError(CheckpointError):
     """A storage of checkpoints, or of what is made of them, that doesn't answer, refuses or is full: no damage."""
+
+    exit_code = 1
+
+
+class SaveError(CheckpointError):
+    """A checkpoint that isn't saved, or may not be; those that are there are as sound as before: no damage."""
 
     exit_code = 1
 

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from dlrm_scale.checkpoint import Chain, Location, Storage, find_chain, list_checkpoints, open_chain, open_storage
 from dlrm_scale.checkpoint.chain.chain import open_manifests
 from dlrm_scale.checkpoint.chain.leases import hold_chain
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.checkpoint.files.format import OUTAGE_REMEDY
+from dlrm_scale.errors import CheckpointError, StorageError
 from dlrm_scale.sharding.ranks import Ranks
 
 __all__ = ["agree_on_chain", "gather_patiently"]
@@ -42,6 +43,7 @@ def agree_on_chain(
 
     Raises:
         CheckpointError: checkpoints exist but none is whole, or ranks see different files.
+        StorageError: they can't be read.
     """
     storage = open_storage(location)
     verdict: object = None
@@ -55,7 +57,7 @@ def agree_on_chain(
         except CheckpointError as error:
             verdict = error
         except OSError as error:
-            verdict = CheckpointError(f"{storage.address} can't be read: {error}")
+            verdict = StorageError(f"{storage.address} can't be read: {error}", remedy=OUTAGE_REMEDY)
     verdict = gather_patiently(verdict, ranks)[0]
     if isinstance(verdict, CheckpointError):
         raise verdict
@@ -72,11 +74,12 @@ def agree_on_chain(
     except CheckpointError as error:
         failure = error
     except OSError as error:
-        failure = CheckpointError(f"{storage.address} can't be read: {error}")
+        failure = StorageError(f"{storage.address} can't be read: {error}", remedy=OUTAGE_REMEDY)
     for rank, view in enumerate(gather_patiently(failure, ranks)):
         if isinstance(view, CheckpointError):
             held.close()
-            raise CheckpointError(
+            kind = StorageError if isinstance(view, StorageError) else CheckpointError
+            raise kind(
                 f"rank {rank} can't open the checkpoint that rank 0 chose: {view.message}",
                 remedy="put run.path on storage that all hosts share",
             )

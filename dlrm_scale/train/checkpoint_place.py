@@ -6,9 +6,10 @@ from pathlib import Path
 
 from dlrm_scale.checkpoint import Storage, open_storage
 from dlrm_scale.checkpoint.chain.starts import RunIdentity, check_owner
+from dlrm_scale.checkpoint.files.format import OUTAGE_REMEDY
 from dlrm_scale.checkpoint.files.manifest_files import list_manifests
 from dlrm_scale.checkpoint.storage.local_storage import LocalStorage
-from dlrm_scale.errors import CheckpointError, ConfigError, DlrmScaleError
+from dlrm_scale.errors import ConfigError, DlrmScaleError, StorageError
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.train.run_folder import RunRequest
 
@@ -22,7 +23,7 @@ def check_place(request: RunRequest, ranks: Ranks) -> None:
 
     Raises:
         ConfigError: `memory://` with several ranks, or another run's place.
-        CheckpointError: it can't be read.
+        StorageError: it can't be read.
     """
     if ranks.ranks > 1 and request.checkpoints.startswith("memory://"):
         raise ConfigError(
@@ -40,7 +41,7 @@ def check_place(request: RunRequest, ranks: Ranks) -> None:
         except DlrmScaleError as error:
             fault = error
         except OSError as error:
-            fault = CheckpointError(f"{storage.address} can't be read: {error}")
+            fault = StorageError(f"{storage.address} can't be read: {error}", remedy=OUTAGE_REMEDY)
     fault = ranks.broadcast_object(fault)
     if isinstance(fault, DlrmScaleError):
         raise fault

@@ -7,7 +7,7 @@ from functools import partial
 from dlrm_scale.checkpoint import CheckpointEngine, SaveOutcome
 from dlrm_scale.checkpoint.saving.cadence import Cadence
 from dlrm_scale.config import CheckpointConfig
-from dlrm_scale.errors import CheckpointError, TrainingError
+from dlrm_scale.errors import SaveError, TrainingError
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.sharding.shard import ShardedModel
 from dlrm_scale.telemetry import StepClock
@@ -161,11 +161,11 @@ class RunSaver:
         """A run may go on without a checkpoint, but it must not end well without its last one.
 
         Raises:
-            CheckpointError: it isn't saved.
+            SaveError: it isn't saved.
         """
         last = self.outcomes[-1] if self.outcomes else None
         if last is not None and not last.committed:
-            raise CheckpointError(
+            raise SaveError(
                 f"the last checkpoint, of step {last.step}, is not saved: {last.error}",
                 remedy="mend what the message names, then continue from the checkpoint before it with --resume auto",
             )

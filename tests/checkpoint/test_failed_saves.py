@@ -15,7 +15,7 @@ import torch
 from dlrm_scale.checkpoint import SaveOutcome, find_chain, list_checkpoints, verify
 from dlrm_scale.checkpoint.files.manifest_files import ManifestFile, read_manifests
 from dlrm_scale.checkpoint.storage.storage import Storage
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import CheckpointError, SaveError
 from tests.checkpoint.faulty_storage import Trace, TracedStorage, fail_at
 from tests.checkpoint.simulated_run import TABLES, Run, load, make_layout, make_truth, on_ranks
 
@@ -143,8 +143,9 @@ def test_on_failure_stop_raises_on_every_rank_and_names_the_rank_that_failed(tmp
     trace.act = act
 
     def one(rank: int) -> str:
-        with pytest.raises(CheckpointError) as caught:
+        with pytest.raises(SaveError) as caught:
             _save(run, rank, 2)
+        assert caught.value.exit_code == 1  # nothing that is there is damaged
         return str(caught.value)
 
     messages = on_ranks(2, one)
@@ -265,7 +266,7 @@ def test_a_trainer_that_was_replaced_can_not_commit_and_stops(tmp_path: Path) ->
     zombie.change("C1", [1], 5.0)
 
     def one(rank: int) -> str:
-        with pytest.raises(CheckpointError) as caught:
+        with pytest.raises(SaveError) as caught:
             _save(zombie, rank, 2)
         return str(caught.value)
 

@@ -6,11 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from dlrm_scale.checkpoint import DamagedFileError, find_chain, restore, verify
+from dlrm_scale.checkpoint.saving.resumed_rows import mark_rows_of_deltas
 from dlrm_scale.checkpoint.storage.local_storage import LocalReadableFile, LocalStorage
 from dlrm_scale.checkpoint.storage.store_calls import StoreTimeoutError
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import CheckpointError, StorageError
 from tests.checkpoint.merging import ADAGRAD, go_on, start
 from tests.checkpoint.simulated_run import Run, shards_of
 
@@ -85,3 +87,18 @@ def test_a_restore_that_gets_no_answer_names_the_file_and_does_not_call_it_damag
         if not damaged:
             assert caught.value.remedy is not None
             assert "try again" in caught.value.remedy
+
+
+@pytest.mark.parametrize("error", OUTAGES, ids=lambda error: errno.errorcode[error.errno])
+def test_a_start_that_can_not_read_the_ids_of_its_deltas_calls_that_an_outage_too(
+    saved: tuple[_Failing, Run], error: OSError
+) -> None:
+    storage, run = saved
+    chain = find_chain(storage)
+    assert chain is not None
+    storage.call, storage.what = "open", "data/00000003"
+    shards = shards_of(run.layout, run.truth, 0)
+    maps = [torch.zeros(shard.region.rows, dtype=torch.uint8) for shard in shards]
+    for storage.error, kind in ((error, StorageError), (OSError(errno.EIO, "Input/output error"), DamagedFileError)):
+        with pytest.raises(kind, match=r"can't open data/00000003"):
+            mark_rows_of_deltas(chain, shards, maps)

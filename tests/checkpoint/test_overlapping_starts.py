@@ -12,7 +12,7 @@ from dlrm_scale.checkpoint import find_chain
 from dlrm_scale.checkpoint.chain.chain import open_step
 from dlrm_scale.checkpoint.chain.starts import RunIdentity, check_owner
 from dlrm_scale.checkpoint.storage.local_storage import LocalStorage
-from dlrm_scale.errors import CheckpointError, ConfigError, DlrmScaleError
+from dlrm_scale.errors import CheckpointError, ConfigError, DlrmScaleError, SaveError
 from tests.checkpoint.crash_life import Life, Meets
 from tests.checkpoint.faulty_storage import Trace, TracedStorage
 from tests.checkpoint.simulated_run import TABLES, Run, load, make_layout, make_truth, on_ranks
@@ -60,7 +60,7 @@ def test_a_start_that_chose_before_its_predecessors_last_commit_refuses_to_go_on
 @pytest.mark.parametrize(
     ("run", "error", "says"),
     [
-        (A, CheckpointError, "remedy: start again with --resume auto"),
+        (A, SaveError, "remedy: start again with --resume auto"),
         (B, ConfigError, "remedy: set checkpoint.path to"),
     ],
     ids=["the same run", "another run"],
@@ -78,6 +78,7 @@ def test_every_rank_is_told_why(
         def one(rank: int) -> str:
             with pytest.raises(error) as caught:
                 work(rank)
+            assert caught.value.exit_code == error.exit_code  # no damage: 1 or 2, and not 4
             return str(caught.value)
 
         told = on_ranks(ranks, one)

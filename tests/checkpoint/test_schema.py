@@ -1,5 +1,6 @@
 """Tables and optimizer state that don't match are listed by name and stop the restore."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,10 @@ import torch
 from dlrm_scale.checkpoint import CheckpointEngine, find_chain, restore
 from dlrm_scale.checkpoint.saving.staging import HostStaging
 from dlrm_scale.config import CheckpointConfig
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import CheckpointError, StorageError
 from dlrm_scale.schema import TableSpec
 from dlrm_scale.touched_rows import TouchedRows
-from tests.checkpoint.simulated_run import TABLES, Run, load, make_layout, make_truth, shards_of
+from tests.checkpoint.simulated_run import TABLES, Run, load, make_layout, make_truth, on_ranks, shards_of
 
 
 def _saved(tmp_path: Path, states: list[str], optimizer: str = "rowwise_adagrad") -> Path:
@@ -115,10 +116,27 @@ def test_shards_that_are_not_the_layouts_are_our_own_mistake(tmp_path: Path) -> 
         )
 
 
-def test_a_folder_that_can_not_be_made_is_an_error_on_every_rank(tmp_path: Path) -> None:
+def test_a_folder_that_can_not_be_made_is_an_error_and_no_damage_on_every_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(CheckpointError, match="can't open checkpoints"):
+    told: list[str] = []
+
+    def each(ranks: int, work: Callable[[int], object]) -> list[object]:
+        def one(rank: int) -> object:
+            with pytest.raises(StorageError, match="can't open checkpoints") as caught:
+                work(rank)
+            told.append(str(caught.value))
+            assert caught.value.exit_code == 1
+            return None
+
+        on_ranks(ranks, one)
+        raise StopIteration
+
+    monkeypatch.setattr("tests.checkpoint.simulated_run.on_ranks", each)
+    with pytest.raises(StopIteration):
         Run(tmp_path / "file" / "ck", make_layout("row_wise", 2), make_truth(TABLES, []))
+    assert told[0] == told[1]
 
 
 RESIZED = (

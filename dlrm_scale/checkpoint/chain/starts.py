@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dlrm_scale.checkpoint.files.manifest_files import list_manifests
 from dlrm_scale.checkpoint.storage.storage import Storage
 from dlrm_scale.checkpoint.storage.store_calls import is_outage
-from dlrm_scale.errors import CheckpointError, ConfigError
+from dlrm_scale.errors import ConfigError, SaveError
 from dlrm_scale.units import MIB
 
 __all__ = [
@@ -96,7 +96,7 @@ def check_owner(storage: Storage, run: RunIdentity, *, below: int | None = None)
         )
 
 
-class FencedError(CheckpointError):
+class FencedError(SaveError):
     """A newer trainer owns the folder."""
 
 

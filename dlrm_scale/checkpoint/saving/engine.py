@@ -23,7 +23,7 @@ from dlrm_scale.checkpoint.saving.snapshot import ShardSnapshot, choose_rows, st
 from dlrm_scale.checkpoint.saving.staging import HostCopies, HostStaging
 from dlrm_scale.checkpoint.storage.storage import Location, open_storage
 from dlrm_scale.config import CheckpointConfig
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import SaveError
 from dlrm_scale.layout import LocalShard, ShardLayout
 from dlrm_scale.touched_rows import TouchedRows
 
@@ -97,8 +97,9 @@ class CheckpointEngine:
             long as they move on: who goes on into a collective would wait there for a rank that writes, and give up.
 
     Raises:
-        CheckpointError: the folder can't be used, or holds checkpoints that were committed after `resumed_from` was
-            chosen, on every rank; or a delta of `resumed_from` can't be read.
+        StorageError: the folder can't be used, on every rank.
+        SaveError: it holds checkpoints that were committed after `resumed_from` was chosen, on every rank.
+        CheckpointError: it has a newer format, on every rank; or a delta of `resumed_from` is damaged.
         ConfigError: the folder belongs to another run; on every rank.
         ValueError: the shards aren't those of the layout.
     """
@@ -218,7 +219,7 @@ class CheckpointEngine:
             Name of the manifest that will be committed; `pin` takes it.
 
         Raises:
-            CheckpointError: the save before failed and `on_failure` is `stop`, it hangs (as in `wait`), or another
+            SaveError: the save before failed and `on_failure` is `stop`, it hangs (as in `wait`), or another
                 trainer has taken over.
             ValueError: `cursor` or `extra` can't be written as JSON (NaN and infinity can't).
         """
@@ -301,7 +302,7 @@ class CheckpointEngine:
         """Wait for the save in flight, as long as it moves on, and take the outcomes.
 
         Raises:
-            CheckpointError: it failed and `on_failure` is `stop`, another trainer has taken over, or it hangs: for two
+            SaveError: it failed and `on_failure` is `stop`, another trainer has taken over, or it hangs: for two
                 vote timeouts no block was written and no vote looked for. The engine saves nothing any more.
         """
         self._finish()
@@ -372,7 +373,7 @@ class CheckpointEngine:
 
     def _raise_if_stopped(self) -> None:
         if self._stop_reason is not None:
-            raise CheckpointError(
+            raise SaveError(
                 self._stop_reason,
                 remedy="repair what the message names and resume from the last checkpoint",
             )

@@ -15,13 +15,14 @@ from dlrm_scale.checkpoint.chain.leases import removals_of
 from dlrm_scale.checkpoint.chain.schema_match import can_continue
 from dlrm_scale.checkpoint.chain.starts import RunIdentity, check_owner, newest_start, start_name
 from dlrm_scale.checkpoint.files.file_names import parse_manifest_name
+from dlrm_scale.checkpoint.files.format import OUTAGE_REMEDY
 from dlrm_scale.checkpoint.files.manifest import FORMAT_MAJOR, FORMAT_MINOR, FORMAT_NAME, ParentRecord, TableRecord
 from dlrm_scale.checkpoint.files.manifest_files import checkpoint_age, list_manifests, read_manifest
 from dlrm_scale.checkpoint.saving.commit import Ballot, ChainState
 from dlrm_scale.checkpoint.saving.policy import chain_of
 from dlrm_scale.checkpoint.storage.storage import Storage
 from dlrm_scale.checkpoint.upkeep.sweep import sweep_orphans
-from dlrm_scale.errors import CheckpointError, ConfigError, DlrmScaleError
+from dlrm_scale.errors import CheckpointError, ConfigError, DlrmScaleError, SaveError, StorageError
 from dlrm_scale.layout import ShardLayout
 
 __all__ = ["Start", "open_start"]
@@ -60,15 +61,15 @@ def open_start(
     is never acknowledged: its trainer looks for the fence once more (`commit_manifest`).
 
     Raises:
-        CheckpointError: the folder can't be written, has a newer format, or holds checkpoints that `resumed_from`
-            doesn't know of; on every rank.
-        ConfigError: the folder belongs to another run; on every rank.
+        StorageError: the folder can't be written.
+        CheckpointError: it has a newer format.
+        SaveError: it holds checkpoints that `resumed_from` doesn't know of.
+        ConfigError: it belongs to another run. All of them on every rank.
     """
     if rank != 0:
         message = ballot.await_start()
         if "error" in message:
-            kind = ConfigError if message["is_config"] else CheckpointError
-            raise kind(str(message["error"]), remedy=message["remedy"])
+            raise _KINDS.get(message["kind"], CheckpointError)(str(message["error"]), remedy=message["remedy"])
         return Start(
             number=int(message["number"]),
             next_seq=int(message["next_seq"]),
@@ -78,17 +79,23 @@ def open_start(
         chain = _chain_state(storage, layout, tables, optimizer, resumed_from)
         start = _claim(storage, layout, chain, ballot, _resumed_here(storage, resumed_from), run)
     except DlrmScaleError as error:
-        is_config = isinstance(error, ConfigError)
-        ballot.announce_start({"error": error.message, "remedy": error.remedy, "is_config": is_config})
+        _announce_error(ballot, error)
         raise
     except OSError as error:
-        text = f"can't open checkpoints: {error}"
-        ballot.announce_start({"error": text, "remedy": None, "is_config": False})
-        raise CheckpointError(text) from error
+        failure = StorageError(f"can't open checkpoints: {error}", remedy=OUTAGE_REMEDY)
+        _announce_error(ballot, failure)
+        raise failure from error
     ballot.announce_start(
         {"number": start.number, "next_seq": start.next_seq, "chain": start.chain.model_dump(mode="json")}
     )
     return start
+
+
+_KINDS: dict[str, type[DlrmScaleError]] = {kind.__name__: kind for kind in (ConfigError, SaveError, StorageError)}
+
+
+def _announce_error(ballot: Ballot, error: DlrmScaleError) -> None:
+    ballot.announce_start({"error": error.message, "remedy": error.remedy, "kind": type(error).__name__})
 
 
 def _claim(
@@ -157,7 +164,7 @@ def _refuse_to_orphan(storage: Storage, resumed_from: Chain | None) -> None:
     """See that nothing was committed since the chain was chosen; what was there then is left behind knowingly.
 
     Raises:
-        CheckpointError: something was.
+        SaveError: something was.
     """
     known = (0, 0) if resumed_from is None else checkpoint_age(resumed_from.newest_seen or resumed_from.name)
     newer = [name for name in list_manifests(storage) if checkpoint_age(name) > known]
@@ -170,7 +177,7 @@ def _refuse_to_orphan(storage: Storage, resumed_from: Chain | None) -> None:
     else:
         chosen = f"this start had chosen to go on from step {resumed_from.step}"
         without = f", or leave it behind with --resume {resumed_from.step}"
-    raise CheckpointError(
+    raise SaveError(
         f"{storage.address}: another trainer has committed {what} after {chosen}; to go on would lose its steps",
         remedy=f"start again with --resume auto, which goes on from there{without}; the other trainer can't commit any "
         "more",

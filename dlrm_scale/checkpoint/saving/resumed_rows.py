@@ -10,9 +10,9 @@ import torch
 
 from dlrm_scale.checkpoint.chain.chain import Chain
 from dlrm_scale.checkpoint.files.entry_reader import EntryReader
+from dlrm_scale.checkpoint.files.format import unreadable
 from dlrm_scale.checkpoint.files.manifest import EntryRecord
 from dlrm_scale.checkpoint.storage.storage import ReadableFile
-from dlrm_scale.errors import CheckpointError
 from dlrm_scale.layout import LocalShard
 
 __all__ = ["mark_rows_of_deltas"]
@@ -27,7 +27,8 @@ def mark_rows_of_deltas(chain: Chain, shards: Sequence[LocalShard], maps: Sequen
         maps: `[rows]` uint8 of each shard, in their order.
 
     Raises:
-        CheckpointError: a file can't be read or is damaged; it is named.
+        DamagedFileError: a file is damaged; it is named.
+        StorageError: the storage doesn't answer.
     """
     for manifest in chain.manifests[1:]:
         for record in manifest.files:
@@ -39,7 +40,7 @@ def mark_rows_of_deltas(chain: Chain, shards: Sequence[LocalShard], maps: Sequen
                     for entry, met in wanted:
                         _mark(file, entry, [(shards[index], maps[index]) for index in met])
             except OSError as error:
-                raise CheckpointError(f"can't open {record.name}: {error}") from error
+                raise unreadable(f"can't open {record.name}: {error}", error, record.name) from error
 
 
 def _met(entry: EntryRecord, shards: Sequence[LocalShard]) -> list[int]:
