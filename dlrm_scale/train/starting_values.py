@@ -1,6 +1,7 @@
 """What a run begins with: its own newest checkpoint, another run's weights, or initial values."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from dlrm_scale.checkpoint import Chain
@@ -65,7 +66,7 @@ def fill_model(
         dataset,
         ranks,
         position=continues,
-        next_best=lambda damaged: _next_best(request, continues, ranks, damaged),
+        next_best=lambda damaged: _next_best(chain, request, continues, ranks, damaged),
         warm_start=None if continues else request.warm_start,
     )
     notes.extend(restored.notes)
@@ -81,8 +82,14 @@ def fill_model(
     return restored
 
 
-def _next_best(request: RunRequest, continues: bool, ranks: Ranks, damaged: Mapping[str, str]) -> Chain | None:
+def _next_best(
+    chain: Chain, request: RunRequest, continues: bool, ranks: Ranks, damaged: Mapping[str, str]
+) -> Chain | None:
     if continues:
-        return agree_on_chain(request.checkpoints, ranks, request.resume_step, damaged=damaged)
+        found = agree_on_chain(request.checkpoints, ranks, request.resume_step, damaged=damaged)
+        if found is None or request.resume_step is None:
+            return found
+        # The same step by other files: what was saved meanwhile isn't left behind knowingly.
+        return replace(found, newest_seen=chain.newest_seen)
     assert request.warm_start is not None
     return agree_on_chain(RunFolder(path=Path(request.warm_start.run)).checkpoints, ranks, damaged=damaged)
