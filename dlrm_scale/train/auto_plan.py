@@ -139,7 +139,7 @@ class _Choosing:
             asked_to_stop=lambda: self._stop.requested,
             progress=self._say,
         )
-        told = [*self._notes, *choice.notes]
+        told = [*self._notes, *choice.notes, *([] if self._measure else ["a run measures these plans first"])]
         return AutoPlan(plan=choice.plan, notes=tuple(f"sharding.plan = auto: {line}" for line in told))
 
     def _on_rank_0(self, work: Callable[[], T]) -> T:

@@ -129,9 +129,8 @@ def choose_by_measuring(
     sizes = {name: candidate.load.memory_by_rank for name, candidate in by_name.items()}
     notes: list[str] = []
     if len(candidates) == 1 or not batches:
-        return _kept(
-            request, candidates[0], {}, ["nothing was measured: there is one plan, or no row is left"], candidates
-        )
+        why = "there is one plan alone" if len(candidates) == 1 else "no batch was taken"
+        return _kept(request, candidates[0], {}, [f"nothing was measured, for {why}"], candidates)
     started = time.perf_counter()
     groups, _ = group_plans(sizes, ranks.local_ranks, free_bytes, candidates[0].name)
     together = len(groups) == 1 and len(groups[0]) == len(candidates)
