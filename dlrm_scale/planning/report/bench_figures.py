@@ -22,19 +22,27 @@ def times_against_figure(name: str, plans: Sequence[tuple[str, Measured, float |
         plans: (name, measured, ours, TorchRec's).
     """
     written: list[str] = []
-    with svg_figure(name, 11, 4.6, written, columns=2) as (left, right):
+    with svg_figure(name, 12, 4.6, written, columns=2) as (left, right):
         for axes, index, title in ((left, 2, "our costs"), (right, 3, "TorchRec's costs")):
-            known = [(plan[0], plan[1], plan[index]) for plan in plans if plan[index] is not None]
-            for label, time, predicted in known:
-                assert isinstance(predicted, float)
+            known = [(n, *plan) for n, plan in enumerate(plans, 1) if plan[index] is not None]
+            for number, label, time, *predicted in known:
+                assert isinstance(time, Measured)
+                guess = float(str(predicted[index - 2]))
                 error = [[time.median_ms - time.low_ms], [time.high_ms - time.median_ms]]
-                axes.errorbar(time.median_ms, predicted, xerr=error, fmt="o", color=_COLORS[0], markersize=5)
-                axes.annotate(label, (time.median_ms, predicted), xytext=(5, 3), textcoords="offset points", fontsize=7)
-            _diagonal(axes, [float(p[1].median_ms) for p in plans])
+                axes.errorbar(time.median_ms, guess, xerr=error, color=_COLORS[0], linewidth=0.8, zorder=1)
+                # Numbers instead of names: plans of nearly the same speed lie over one another.
+                mark = {"marker": "o", "s": 150, "color": "white", "edgecolors": _COLORS[0], "zorder": 2}
+                axes.scatter(time.median_ms, guess, label=f"{number}  {label}", **mark)
+                axes.annotate(str(number), (time.median_ms, guess), ha="center", va="center", fontsize=7, zorder=3)
+            if known:
+                _fit_axes(axes, [plan[2].median_ms for plan in known], [float(str(plan[index + 1])) for plan in known])
             axes.set_title(title, fontsize=10, loc="left")
             axes.set_xlabel("measured ms")
             axes.set_ylabel("predicted ms")
             axes.spines[["top", "right"]].set_visible(False)
+        right.legend(
+            fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=0, markerscale=0
+        )
     return written[0]
 
 
@@ -76,13 +84,21 @@ def memory_against_figure(name: str, plans: Sequence[tuple[str, Sequence[int], S
         for index, (label, predicted, taken) in enumerate(plans):
             x, y = np.array(taken) / MIB, np.array(predicted) / MIB
             everything += x.tolist()
-            axes.scatter(x, y, s=18, color=_COLORS[index % len(_COLORS)], label=label)
+            marker = "os^Dv"[index // len(_COLORS) % 5]
+            axes.scatter(x, y, s=18, color=_COLORS[index % len(_COLORS)], marker=marker, label=label)
         _diagonal(axes, everything)
         axes.set_xlabel("measured MiB")
         axes.set_ylabel("predicted MiB")
         axes.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
         axes.spines[["top", "right"]].set_visible(False)
     return written[0]
+
+
+def _fit_axes(axes: Any, measured: Sequence[float], predicted: Sequence[float]) -> None:
+    """Show the points, and the diagonal as far as it passes them."""
+    _diagonal(axes, [max(*measured, *predicted)])
+    axes.set_xlim(0.95 * min(measured), 1.05 * max(measured))
+    axes.set_ylim(0.9 * min(predicted), 1.1 * max(predicted))
 
 
 def _diagonal(axes: Any, values: Sequence[float]) -> None:
