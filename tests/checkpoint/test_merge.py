@@ -267,7 +267,12 @@ def _operations(root: Path) -> list[str]:
 
 
 def _undo(root: Path) -> None:
-    for path in [*root.glob("manifests/*m1.json"), *root.glob("data/*m1-*"), *root.glob("leases/*")]:
+    for path in [
+        *root.glob("manifests/*m1.json"),
+        *root.glob("manifests/.*m1.tmp"),
+        *root.glob("data/*m1-*"),
+        *root.glob("leases/*"),
+    ]:
         path.unlink()
 
 
