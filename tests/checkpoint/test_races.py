@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -22,9 +22,11 @@ import pytest
 from dlrm_scale.checkpoint import Chain, find_chain, open_chain, verify
 from dlrm_scale.checkpoint.chain.leases import LEASE_SECONDS, Lease, hold_chain
 from dlrm_scale.checkpoint.chain.pins import pin_step
+from dlrm_scale.checkpoint.files.file_names import parse_temporary_name
 from dlrm_scale.checkpoint.storage.local_storage import LocalStorage
 from dlrm_scale.checkpoint.storage.storage import ReadableFile, Storage
 from dlrm_scale.checkpoint.upkeep.collect_garbage import collect_garbage
+from dlrm_scale.checkpoint.upkeep.sweep import sweep_stale
 from dlrm_scale.errors import CheckpointError
 from tests.checkpoint.faulty_storage import Trace, TracedStorage
 from tests.checkpoint.merging import ADAGRAD, go_on, merge, start, truth_of
@@ -214,6 +216,61 @@ def test_at_every_operation_of_one_program_another_runs_through(
     before: Path, tmp_path: Path, first: str, second: str
 ) -> None:
     assert _all_races(before, tmp_path / "ck", first, second, 1) >= 15
+
+
+def _sweep(storage: Storage) -> None:
+    sweep_stale(storage, now=time.time())
+
+
+def _collect(storage: Storage) -> None:
+    collect_garbage(storage, keep_baselines=2, dry_run=False)
+
+
+@pytest.mark.parametrize("work", [_sweep, pytest.param(_collect, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("claims_first", [False, True], ids=["acknowledged", "fenced off"])
+def test_gc_takes_nothing_from_a_trainer_that_commits_while_the_next_one_takes_over(
+    before: Path, tmp_path: Path, claims_first: bool, work: Callable[[Storage], None]
+) -> None:
+    """Before each operation of gc the link is made, and the next start is there: after it, or since before gc began."""
+    made = tmp_path / "made"
+    shutil.copytree(before, made)
+    world = World(made)
+    world.save()
+    newest = f"manifests/{world.run.engines[0]._next_seq - 1:08d}-s2.json"
+    temporary = f"manifests/.{newest.removeprefix('manifests/').removesuffix('.json')}a1.tmp"
+    assert parse_temporary_name(temporary) is not None
+    (made / newest).rename(made / temporary)
+    if claims_first:
+        (made / "starts/3.json").write_text('{"continues": "manifests/00000006-s1.json"}')
+    root = tmp_path / "ck"
+    index, linked = 0, 0
+    while True:
+        shutil.rmtree(root, ignore_errors=True)
+        shutil.copytree(made, root)
+        trace = Trace()
+        met: list[bool] = []
+
+        def act(now: int, operation: str, name: str, at: int = index, met: list[bool] = met) -> None:
+            if now != at:
+                return
+            with suppress(FileNotFoundError):
+                (root / temporary).rename(root / newest)
+            met.append((root / newest).exists())
+            (root / "starts/3.json").write_text('{"continues": "manifests/00000006-s1.json"}')
+
+        trace.act = act
+        work(WatchedStorage(root, trace))
+        if not met:
+            break
+        linked += met[0]
+        assert met[0] or claims_first, index
+        assert verify(root) == [], index
+        chain = find_chain(root, verify="full")
+        assert chain is not None
+        assert chain.step == (world.step if met[0] else world.step - 1), index
+        world.check(chain)
+        index += 1
+    assert linked >= 3
 
 
 def _restore_in_a_removal(before: Path, root: Path, stop_at: str, goes_on_at: int) -> bool:

@@ -64,18 +64,14 @@ def stale_leftovers(storage: Storage, *, now: float) -> list[str]:
         storage: the checkpoints.
         now: Unix seconds.
     """
+    # In this order: what a start before this one has committed, and knows that it has, was linked before the newer
+    # claim, so it is read below. A claim that comes later makes nothing stale that was listed here.
+    start = newest_start(storage)
     listed = storage.list_names("manifests") + storage.list_names("data")
     files = read_manifests(storage)
-    start = newest_start(storage)
-    committed = [numbers[0] for file in files if (numbers := parse_manifest_name(file.name)) and numbers[1] == start]
-    newest = max(committed, default=0)
-    unnamed = _unnamed([name for name in listed if name.startswith("data/")], files)
     temporary = [name for name in listed if parse_temporary_name(name) is not None]
-    stale = []
-    for name in temporary + unnamed:
-        numbers = parse_temporary_name(name) or parse_data_name(name)
-        if numbers is not None and (numbers[1] < start or (numbers[1] == start and numbers[0] < newest)):
-            stale.append(name)
+    unnamed = _unnamed([name for name in listed if name.startswith("data/")], files)
+    stale = _stale(temporary + unnamed, start, [file.name for file in files])
     return stale + expired_leases(storage, now=now)
 
 
@@ -85,7 +81,12 @@ def sweep_stale(storage: Storage, *, now: float) -> list[str]:
     Raises:
         OSError: a file can't be removed.
     """
-    return _remove(storage, stale_leftovers(storage, now=now))
+    # As in `sweep_orphans`: a link that is still to come either fails then, or has been made and is read below.
+    start = newest_start(storage)
+    listed = storage.list_names("manifests")
+    temporary = [name for name in listed if parse_temporary_name(name) is not None]
+    removed = _remove(storage, _stale(temporary, start, listed))
+    return removed + _remove(storage, stale_leftovers(storage, now=now))
 
 
 def dead_merges(storage: Storage, *, now: float) -> dict[int, list[str]]:
@@ -145,6 +146,18 @@ def sweep_merges(storage: Storage, *, now: float) -> list[str]:
         removed += _remove(storage, _unnamed(sorted(data_names), read_manifests(storage)))
         removed += _remove(storage, [fence_name(number)])
     return [name for name in removed if not name.startswith("fences/")]
+
+
+def _stale(names: list[str], start: int, manifests: list[str]) -> list[str]:
+    """Those of a trainer's files that no manifest will name: of an older start, or of a save before a committed one."""
+    saved = [numbers[0] for name in manifests if (numbers := parse_manifest_name(name)) and numbers[1] == start]
+    newest = max(saved, default=0)
+    found = []
+    for name in names:
+        numbers = parse_temporary_name(name) or parse_data_name(name)
+        if numbers is not None and (numbers[1] < start or (numbers[1] == start and numbers[0] < newest)):
+            found.append(name)
+    return found
 
 
 def _unnamed(data_names: list[str], files: list[ManifestFile]) -> list[str]:
