@@ -12,6 +12,7 @@ import pytest
 from dlrm_scale.checkpoint import find_chain, verify
 from dlrm_scale.checkpoint.storage import local_storage
 from dlrm_scale.checkpoint.storage.local_storage import LocalStorage
+from dlrm_scale.checkpoint.storage.store_calls import UncertainWriteError
 from tests.checkpoint.simulated_run import TABLES, Run, load, make_layout, make_truth
 
 PIECE, MOST = 1000, 3000
@@ -244,3 +245,30 @@ def test_a_save_with_an_error_of_a_sync_in_the_background_fails_and_the_next_one
     assert verify(root) == []
     assert load(root, make_layout("row_wise", 1), run.truth).equals(run.truth)
     assert _sync_threads() == []
+
+
+def test_a_link_whose_answer_is_lost_counts_and_one_that_is_never_answered_is_uncertain(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = os.link
+    storage.write_durably("data/a", b"a")
+    storage.write_durably("data/b", b"b")
+
+    def tried_twice(source: Path, target: Path) -> None:
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", tried_twice)
+    storage.link("data/a", "data/c")
+    assert storage.read("data/c", 1) == b"a"
+    with pytest.raises(FileExistsError):
+        storage.link("data/b", "data/c")
+    assert storage.read("data/c", 1) == b"a"
+
+    def unanswered(source: Path, target: Path) -> None:
+        link(source, target)
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+    monkeypatch.setattr(os, "link", unanswered)
+    with pytest.raises(UncertainWriteError, match=r"timed out.*data/d"):
+        storage.link("data/a", "data/d")

@@ -1,11 +1,13 @@
 """Checkpoints in a folder of a POSIX file system that all ranks share; see `Storage` for what an operation promises."""
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from dlrm_scale.checkpoint.storage.store_calls import UncertainWriteError
 from dlrm_scale.units import MIB
 
 __all__ = ["MOST_UNSYNCED_BYTES", "PIECE_BYTES", "LocalReadableFile", "LocalStorage", "LocalWritableFile"]
@@ -15,6 +17,8 @@ PIECE_BYTES = 64 * MIB
 
 MOST_UNSYNCED_BYTES = 256 * MIB
 """What a file has un-synced at most: a sync of all of a big file could take longer than the others wait."""
+
+_UNANSWERED = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT})
 
 
 class LocalWritableFile:
@@ -268,9 +272,19 @@ class LocalStorage:
 
         Raises:
             FileExistsError: `target` exists.
+            UncertainWriteError: a server didn't answer, or a disk failed: the name may be there, or appear.
             OSError: the file system has no hard links.
         """
-        os.link(self._path(source), self._path(target))
+        try:
+            os.link(self._path(source), self._path(target))
+        except FileExistsError:
+            # On NFS the answer may have got lost, and the second try finds what the first one made.
+            if not os.path.samefile(self._path(source), self._path(target)):
+                raise
+        except OSError as error:
+            if error.errno not in _UNANSWERED:
+                raise
+            raise UncertainWriteError(error.errno, error.strerror, str(self._path(target))) from error
 
     def remove(self, name: str) -> None:
         """Remove a file; one that is gone already is fine."""
