@@ -69,7 +69,7 @@ class CheckpointError(DlrmScaleError):
 
 
 class StorageError(CheckpointError):
-    """A storage of checkpoints, or of what is made of them, that doesn't answer, refuses or is full: no damage."""
+    """A storage of checkpoints, or of what is made of them, that is silent, refuses, is full or busy: no damage."""
 
     exit_code = 1
 

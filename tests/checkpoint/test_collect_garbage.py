@@ -13,7 +13,7 @@ from dlrm_scale.checkpoint.chain.pins import pin_step, read_pins, unpin_step
 from dlrm_scale.checkpoint.storage.local_storage import LocalStorage
 from dlrm_scale.checkpoint.upkeep.collect_garbage import Garbage, collect_garbage
 from dlrm_scale.checkpoint.upkeep.retention import remove_old_chains
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import CheckpointError, StorageError
 from tests.checkpoint.faulty_storage import Trace, TracedStorage
 from tests.checkpoint.merging import files_of, go_on, merge, start
 from tests.checkpoint.simulated_run import TABLES, Run, load, load_chain, make_layout, make_truth
@@ -197,7 +197,7 @@ def test_one_removal_runs_at_a_time(tmp_path: Path) -> None:
     for step in range(3):
         run.save(step)
     Lease(LocalStorage(root), "removal").take(["manifests/x"])
-    with pytest.raises(CheckpointError, match="is removing checkpoints in"):
+    with pytest.raises(StorageError, match="is removing checkpoints in"):
         collect_garbage(LocalStorage(root), keep_baselines=1, dry_run=False)
     before = files_of(root)
     assert remove_old_chains(LocalStorage(root), tip_name="manifests/00000003-s1.json", keep_baselines=1) == []

@@ -23,7 +23,7 @@ from dlrm_scale.checkpoint.chain.leases import (
     removals_of,
 )
 from dlrm_scale.checkpoint.storage.local_storage import LocalStorage
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import StorageError
 from tests.checkpoint.faulty_storage import Trace, TracedStorage
 from tests.checkpoint.merging import go_on, start
 
@@ -58,7 +58,7 @@ def test_a_renewed_lease_is_one_lease_and_lasts_longer(tmp_path: Path) -> None:
     assert (found.token, found.holds) == ("7", {"manifests/a"})
     assert len(storage.list_names("leases")) == 1
     clock[0] += 2
-    with pytest.raises(CheckpointError, match=r"the lease of this merge .* has ended"):
+    with pytest.raises(StorageError, match=r"the lease of this merge .* has ended"):
         lease.check()
 
 

@@ -17,7 +17,7 @@ from dlrm_scale.checkpoint.storage.local_storage import LocalStorage
 from dlrm_scale.checkpoint.upkeep.merge_memory import merge_memory_bytes
 from dlrm_scale.checkpoint.upkeep.merge_plan import MergeTarget
 from dlrm_scale.checkpoint.upkeep.sweep import sweep_merges
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import CheckpointError, ConfigError, StorageError
 from tests.checkpoint.faulty_storage import Trace, TracedStorage, fail_at
 from tests.checkpoint.merging import ADAGRAD, files_of, go_on, merge, start
 from tests.checkpoint.simulated_run import TABLES, Truth, load, load_chain, make_layout, make_truth, shards_of
@@ -223,7 +223,7 @@ def test_memory_for_less_than_two_manifests_is_refused_with_the_numbers(tmp_path
     run = start(tmp_path / "ck")
     go_on(run, range(3))
     before = files_of(tmp_path / "ck")
-    with pytest.raises(CheckpointError, match=r"KiB of memory, and 1\.0 KiB are allowed"):
+    with pytest.raises(ConfigError, match=r"KiB of memory, and 1\.0 KiB are allowed"):
         merge(tmp_path / "ck", "baseline", memory_limit_bytes=1024)
     assert files_of(tmp_path / "ck") == before
 
@@ -361,7 +361,7 @@ def test_a_second_merge_is_refused_until_the_lease_of_the_first_is_over(tmp_path
     dead = Lease(LocalStorage(root), "merge", token="5", now=lambda: clock[0])
     dead.take()
     (root / "data" / "00000003-s1m5-r0.safetensors").write_bytes(b"half")
-    with pytest.raises(CheckpointError, match=r"process \d+ on .* is merging in .*, or has been killed"):
+    with pytest.raises(StorageError, match=r"process \d+ on .* is merging in .*, or has been killed"):
         merge(root, "baseline", now=lambda: clock[0] + 100)
     assert (root / "data" / "00000003-s1m5-r0.safetensors").exists()
     (merged,) = merge(root, "baseline", now=lambda: clock[0] + FAR)

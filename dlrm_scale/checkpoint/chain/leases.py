@@ -41,7 +41,7 @@ from typing import Literal
 
 from dlrm_scale.checkpoint.chain.chain import Chain
 from dlrm_scale.checkpoint.storage.storage import Storage
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import StorageError
 from dlrm_scale.units import MIB
 
 __all__ = [
@@ -141,10 +141,10 @@ class Lease:
         """Refuse to go on with a lease that has ended.
 
         Raises:
-            CheckpointError: it has.
+            StorageError: it has.
         """
         if self._name is None or self._now() > self._expires:
-            raise CheckpointError(
+            raise StorageError(
                 f"the lease of this {self._kind} in {self._storage.address} has ended: it wasn't renewed for "
                 f"{LEASE_SECONDS} s",
                 remedy="run it again",

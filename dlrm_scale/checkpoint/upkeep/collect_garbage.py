@@ -13,7 +13,7 @@ from dlrm_scale.checkpoint.files.manifest_files import no_checkpoint
 from dlrm_scale.checkpoint.storage.storage import Storage
 from dlrm_scale.checkpoint.upkeep.retention import old_chains, remove_old_chains
 from dlrm_scale.checkpoint.upkeep.sweep import dead_merges, stale_leftovers, sweep_merges, sweep_stale
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import StorageError
 
 __all__ = ["DeadBranch", "Garbage", "collect_garbage"]
 
@@ -72,7 +72,8 @@ def collect_garbage(
         now: a clock in Unix seconds.
 
     Raises:
-        CheckpointError: there is no checkpoint, none can be restored, or another removal is running.
+        CheckpointError: there is no checkpoint, or none can be restored.
+        StorageError: another removal is running.
         OSError: a file can't be removed; what is left is still consistent.
     """
     chain = find_chain(storage)
@@ -81,7 +82,7 @@ def collect_garbage(
     leases = read_leases(storage, now=now())
     remover = next((lease for lease in leases if lease.kind == "removal"), None)
     if remover is not None:
-        raise CheckpointError(
+        raise StorageError(
             f"{remover.owner} is removing checkpoints in {storage.address}, or has been killed while it did",
             remedy="try again in some minutes",
         )

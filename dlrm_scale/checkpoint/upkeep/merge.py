@@ -21,7 +21,7 @@ from dlrm_scale.checkpoint.upkeep.merge_memory import fitting, merge_memory_byte
 from dlrm_scale.checkpoint.upkeep.merge_plan import MergePlan, MergeTarget, plan_merge
 from dlrm_scale.checkpoint.upkeep.merge_run import MergeRun, Progress
 from dlrm_scale.checkpoint.upkeep.sweep import sweep_merges
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import ConfigError, StorageError
 from dlrm_scale.units import GIB, format_bytes
 
 __all__ = ["MEMORY_LIMIT_BYTES", "Merged", "merge_chain"]
@@ -76,8 +76,10 @@ def merge_chain(
         What was committed, the last one equal to the chain; empty if there was nothing to merge.
 
     Raises:
-        CheckpointError: another merge is running, a file is damaged (it is named), memory is too short, or the merge
-            was stopped for so long that its lease has ended. Nothing but what was committed before is left.
+        DamagedFileError: a file is damaged (it is named).
+        ConfigError: memory is too short.
+        StorageError: another merge is running, or the merge was stopped for so long that its lease has ended. Nothing
+            but what was committed before is left.
         OSError: the storage fails or is full.
     """
     number = number if number is not None else secrets.randbelow(2**40)
@@ -109,7 +111,7 @@ def _in_parts(
         count = fitting(left[place:], memory_limit_bytes)
         if count < 2 and place == first_delta:
             need = merge_memory_bytes(left[: first_delta + 2])
-            raise CheckpointError(
+            raise ConfigError(
                 f"merging {left[0].name} and what follows takes {format_bytes(need)} of memory, and "
                 f"{format_bytes(memory_limit_bytes)} are allowed",
                 remedy="raise --memory-limit",
@@ -161,7 +163,7 @@ def _refuse_a_second(storage: Storage, lease: Lease, now: Callable[[], float]) -
     others = [o for o in read_leases(storage, now=now()) if o.kind == "merge" and o.token != lease.token]
     if others:
         seconds = max(other.expires_unix_seconds for other in others) - now() + CLOCK_SKEW_SECONDS
-        raise CheckpointError(
+        raise StorageError(
             f"{others[0].owner} is merging in {storage.address}, or has been killed while it did",
             remedy=f"wait for it; if it is dead, its lease is over within {max(0.0, seconds):.0f} s",
         )

@@ -276,7 +276,7 @@ class MergeRun:
             with suppress(OSError):
                 self.storage.remove(temporary)
         if swept:
-            raise CheckpointError(
+            raise StorageError(
                 f"merge {self.number} was stopped for so long that its files were taken for leftovers",
                 remedy="run it again",
             )
