@@ -1,5 +1,6 @@
 """Whether a run may keep its checkpoints where `checkpoint.path` says."""
 
+import os
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -88,7 +89,8 @@ def write_check(request: RunRequest, ranks: Ranks) -> list[str]:
 
 def unwritable_folder(folder: Path) -> str | None:
     """Why nothing can be made in a folder, which need not be there yet; None if something can. Leaves nothing."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
+    # not by `Path.exists`, which raises below a folder that may not be looked into
+    there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
     if not there.is_dir():
         return f"{there} is a file"
     try:

@@ -1,7 +1,10 @@
 """One place, one run: whose checkpoints may lie where, and what ranks must share."""
 
+import errno
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,3 +94,25 @@ def test_a_folder_that_can_not_be_written_is_found_without_a_trace(tmp_path: Pat
     assert unwritable_folder(tmp_path / "file" / "b") == f"{tmp_path / 'file'} is a file"
     assert str(unwritable_folder(Path("/proc/none"))).startswith("/proc can't be written: ")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_below_one_that_may_not_be_looked_into_can_not_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret, stat = tmp_path / "secret", os.stat
+
+    def refuse(path: Any, **options: Any) -> os.stat_result:
+        if isinstance(path, (str, Path)) and secret in Path(path).parents:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **options)
+
+    def no_folder(prefix: str, dir: Path) -> str:
+        assert dir == secret
+        raise PermissionError(errno.EACCES, "Permission denied", str(dir))
+
+    secret.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", refuse)
+        patch.setattr("tempfile.mkdtemp", no_folder)
+        said = unwritable_folder(secret / "run")
+    assert said == f"{secret} can't be written: Permission denied"
