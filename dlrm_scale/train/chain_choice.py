@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from types import MappingProxyType
 
 import torch.distributed as dist
@@ -50,7 +51,8 @@ def agree_on_chain(
     held = ExitStack()
     if ranks.rank == 0:
         try:
-            chosen = held.enter_context(hold_chain(storage, lambda: _choose(storage, step, manifest, damaged)))
+            choose = partial(_choose, storage, step, manifest, damaged)
+            chosen = held.enter_context(hold_chain(storage, choose, for_others=ranks.ranks > 1))
             verdict = (
                 None if chosen is None else (_identity(chosen), chosen.skipped, chosen.detours, chosen.newest_seen)
             )

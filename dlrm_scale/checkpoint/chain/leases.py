@@ -22,13 +22,16 @@ A lease is renewed by a new file and the old one's removal, as no file is ever o
 renewing and its lease expires: by the wall clock, so hosts' clocks are assumed to differ by less than
 `CLOCK_SKEW_SECONDS`. If they differ by more, or a reader is stopped for longer than `LEASE_SECONDS`, its files may be
 removed while it reads. Then it fails with the missing file's name, and never with wrong rows.
+
+A lease whose process has ended on this host (see `holders`) is over at once: of a restore in any storage, as nobody
+reads any more; of a merge or a removal where what it has written can't appear later. Elsewhere such a merge holds its
+manifests and its files until the lease runs out, but nobody has to wait for it with the next merge.
 """
 
 import atexit
 import errno
 import json
 import os
-import platform
 import re
 import secrets
 import threading
@@ -40,6 +43,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dlrm_scale.checkpoint.chain.chain import Chain
+from dlrm_scale.checkpoint.chain.holders import has_ended, process_record, writes_end_with_process
 from dlrm_scale.checkpoint.storage.storage import Storage
 from dlrm_scale.errors import StorageError
 from dlrm_scale.units import MIB
@@ -83,6 +87,7 @@ class LeaseRecord:
         expires_unix_seconds: by the holder's clock.
         owner: host and process, for messages.
         holds_all: it was written on a full disk.
+        has_ended: its process is gone, and what it wrote last may still appear.
     """
 
     name: str
@@ -92,6 +97,7 @@ class LeaseRecord:
     expires_unix_seconds: float
     owner: str
     holds_all: bool = False
+    has_ended: bool = False
 
     def holds_any(self, names: Collection[str]) -> bool:
         """Whether it holds one of these manifests."""
@@ -105,15 +111,23 @@ class Lease:
         storage: the checkpoints.
         kind: what for.
         token: a merge's number; otherwise drawn.
+        for_others: other processes read by it, so that it isn't over when this one has ended.
         now: a clock in Unix seconds.
     """
 
     def __init__(
-        self, storage: Storage, kind: LeaseKind, *, token: str | None = None, now: Callable[[], float] = time.time
+        self,
+        storage: Storage,
+        kind: LeaseKind,
+        *,
+        token: str | None = None,
+        for_others: bool = False,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self.token = token if token is not None else secrets.token_hex(8)
         self._storage = storage
         self._kind = kind
+        self._for_others = for_others
         self._now = now
         self._beat = 0
         self._name: str | None = None
@@ -172,8 +186,8 @@ class Lease:
         stem = f"leases/{self._kind}-{self.token}-{self._beat}-{int(expires)}"
         record = {
             "holds": sorted(self._holds),
-            "host": platform.node(),
-            "pid": os.getpid(),
+            **process_record(),
+            "for_others": self._for_others,
             "created_unix_seconds": now,
         }
         if self._name is None:
@@ -264,7 +278,7 @@ def read_leases(storage: Storage, *, now: float) -> list[LeaseRecord]:
         names = [name for name in storage.list_names("leases") if _is_live(name, now)]
         found = [_read(storage, name) for name in names]
         if None not in found:
-            return [lease for lease in found if lease is not None and lease.owner]
+            return [lease for lease in found if lease is not None and lease.owner and not _is_over(storage, lease)]
         # One was renewed or given back in between; a renewed one must not be missed.
 
 
@@ -274,8 +288,17 @@ def removals_of(storage: Storage, names: Collection[str], *, now: float) -> list
 
 
 def expired_leases(storage: Storage, *, now: float) -> list[str]:
-    """Names of leases that have ended, of holders that died."""
-    return [name for name in storage.list_names("leases") if _NAME.fullmatch(name) and not _is_live(name, now)]
+    """Names of leases that have ended, of holders that died.
+
+    Raises:
+        OSError: one can't be read.
+    """
+    names = [name for name in storage.list_names("leases") if _NAME.fullmatch(name)]
+    return [
+        name
+        for name in names
+        if not _is_live(name, now) or ((lease := _read(storage, name)) is not None and _is_over(storage, lease))
+    ]
 
 
 @contextmanager
@@ -283,6 +306,7 @@ def hold_chain(
     storage: Storage,
     choose: Callable[[], Chain | None],
     *,
+    for_others: bool = False,
     now: Callable[[], float] = time.time,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[Chain | None]:
@@ -294,13 +318,14 @@ def hold_chain(
     Args:
         storage: the checkpoints.
         choose: as `find_chain` or `open_chain`; may be called several times.
+        for_others: other processes read them too, and may outlive this one.
         now: a clock in Unix seconds.
         pause: waits for some seconds.
 
     Raises:
         CheckpointError: as `choose` does.
     """
-    lease = Lease(storage, "restore", now=now)
+    lease = Lease(storage, "restore", for_others=for_others, now=now)
     chain = choose()
     if chain is None:
         yield None
@@ -330,6 +355,11 @@ def _is_live(name: str, now: float) -> bool:
     return match is not None and now <= int(match[4]) + CLOCK_SKEW_SECONDS
 
 
+def _is_over(storage: Storage, lease: LeaseRecord) -> bool:
+    """Whether it has ended with its process, before its time."""
+    return lease.has_ended and (lease.kind == "restore" or writes_end_with_process(storage))
+
+
 def _read(storage: Storage, name: str) -> LeaseRecord | None:
     """A lease; None if it is gone, one without owner if it isn't taken yet."""
     match = _NAME.fullmatch(name)
@@ -349,11 +379,18 @@ def _read(storage: Storage, name: str) -> LeaseRecord | None:
     try:
         record = json.loads(storage.read(name, MIB))
         holds, owner = frozenset(record["holds"]), f"process {record['pid']} on {record['host']}"
+        ended = not record.get("for_others") and has_ended(record)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, EOFError):
         # Being written: its holder hasn't looked for removals yet and will see ours. Or a loss of power cut it.
-        holds, owner = frozenset(), ""
+        holds, owner, ended = frozenset(), "", False
     return LeaseRecord(
-        name=name, kind=kind, token=match[2], holds=holds, expires_unix_seconds=int(match[4]), owner=owner
+        name=name,
+        kind=kind,
+        token=match[2],
+        holds=holds,
+        expires_unix_seconds=int(match[4]),
+        owner=owner,
+        has_ended=ended,
     )

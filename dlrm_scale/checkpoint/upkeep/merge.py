@@ -160,7 +160,8 @@ def _hold(
 
 
 def _refuse_a_second(storage: Storage, lease: Lease, now: Callable[[], float]) -> None:
-    others = [o for o in read_leases(storage, now=now()) if o.kind == "merge" and o.token != lease.token]
+    leases = read_leases(storage, now=now())
+    others = [o for o in leases if o.kind == "merge" and o.token != lease.token and not o.has_ended]
     if others:
         seconds = max(other.expires_unix_seconds for other in others) - now() + CLOCK_SKEW_SECONDS
         raise StorageError(
