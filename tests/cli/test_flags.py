@@ -27,7 +27,11 @@ FLAGS = {
     "stats": (
         "SOURCE --out -o --set --dim --optimizer --batch-size --samples --generate --tables --seed --force --json"
     ),
-    "calibrate": "--out -o --ranks --quick --allow-noise --processor-time --force --json",
+    "calibrate": "--out -o --ranks --ranks-per-host --quick --allow-noise --processor-time --force --json",
+    "bench": (
+        "--tables --data --cluster --out -o --ranks --ranks-per-host --batch-size-per-rank --set --plans --plan --dim "
+        "--optimizer --allow-split-row-state --rounds --quick --seed --memory --processor-time --force --json"
+    ),
     "demo": "--out --rows --days --seed --nproc",
     "checkpoint": "",
     "checkpoint ls": "RUN --json",

@@ -1,6 +1,7 @@
 """From what a user names to a benchmark that every rank can run: plans made, predicted, and the hopeless refused."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -112,7 +113,7 @@ def prepare_bench(
             "none of the plans is feasible:\n  " + "\n  ".join(reasons),
             remedy="`dlrm-scale plan` tells which single change would make one fit",
         )
-    return BenchRequest(**{**vars(made), "anchor": choose_anchor(feasible)})
+    return replace(made, anchor=choose_anchor(feasible))
 
 
 def _adapted(config: Config, batch_size: int, wide: bool, ranks_per_host: int) -> Config:
