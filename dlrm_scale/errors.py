@@ -7,6 +7,7 @@ __all__ = [
     "DatasetError",
     "DlrmScaleError",
     "InstallError",
+    "MissingCheckpointError",
     "PlanError",
     "SaveError",
     "StorageError",
@@ -66,6 +67,12 @@ class CheckpointError(DlrmScaleError):
     """A checkpoint that is missing, damaged or doesn't fit the model."""
 
     exit_code = 4
+
+
+class MissingCheckpointError(CheckpointError):
+    """A checkpoint that a command names and that isn't there, where nothing says that it was lost: no damage."""
+
+    exit_code = 2
 
 
 class StorageError(CheckpointError):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dlrm_scale.checkpoint.chain.chain import Chain, find_chain, open_step
+from dlrm_scale.checkpoint.chain.chain import Chain, find_chain, open_chain, open_step
 from dlrm_scale.checkpoint.chain.dead_branches import LeftBehind, dead_branches
 from dlrm_scale.checkpoint.files.file_names import checkpoint_name, parse_manifest_name
 from dlrm_scale.checkpoint.files.format import file_fault
@@ -17,7 +17,7 @@ from dlrm_scale.checkpoint.files.manifest_files import (
     read_manifests,
 )
 from dlrm_scale.checkpoint.storage.storage import Location, Storage, open_storage
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import CheckpointError, MissingCheckpointError
 
 __all__ = [
     "CheckpointRow",
@@ -123,7 +123,8 @@ def read_checkpoint(location: Location, which: str | int) -> Manifest:
             that are equal to it.
 
     Raises:
-        CheckpointError: there is none, or it is damaged.
+        MissingCheckpointError: there is none, and all manifests can be read.
+        CheckpointError: it is damaged, or it may be one whose manifest can't be read.
     """
     storage = _open(location)
     files = read_manifests(storage)
@@ -141,7 +142,8 @@ def read_checkpoint(location: Location, which: str | int) -> Manifest:
         unread = "".join(f"\n  {file.reason}" for file in files if file.reason is not None)
         known = sorted({file.manifest.step for file in files if file.manifest is not None})
         what = {"latest": "no checkpoint", "previous": "only one checkpoint"}.get(word, f"no checkpoint {word}")
-        raise CheckpointError(
+        kind = CheckpointError if unread else MissingCheckpointError
+        raise kind(
             f"{storage.address} has {what if not word.isdecimal() else f'no checkpoint of step {word}'}{unread}",
             remedy=f"name one of these steps: {', '.join(map(str, known)) or 'none'}; or a name that "
             "`dlrm-scale checkpoint ls` lists",
@@ -166,11 +168,12 @@ def _counted_back(files: list[ManifestFile], back: int) -> list[ManifestFile]:
     return [file for file in files if checkpoint_name(file.name) == names[-1 - back]] if back < len(names) else []
 
 
-def chain_of_step(location: Location, step: int | None) -> Chain:
-    """The chain to the checkpoint of a step, the newest for None; its files are there with their sizes.
+def chain_of_step(location: Location, step: int | str | None) -> Chain:
+    """The chain to the checkpoint of a step, or of a manifest's name, the newest for None; its files are all there.
 
     Raises:
-        CheckpointError: there is none, or it isn't whole.
+        MissingCheckpointError: there is none.
+        CheckpointError: it isn't whole.
     """
     storage = _open(location)
     if step is None:
@@ -178,7 +181,7 @@ def chain_of_step(location: Location, step: int | None) -> Chain:
         if chain is None:
             raise no_checkpoint(storage)
         return chain
-    return open_step(storage, step)
+    return open_chain(storage, step) if isinstance(step, str) else open_step(storage, step)
 
 
 def verify(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlrm_scale.cli.checkpoint_words import AsJson, Run, counted, print_json
+from dlrm_scale.cli.checkpoint_words import AsJson, Run, counted, find_step, print_json
 
 if TYPE_CHECKING:
     from dlrm_scale.checkpoint.chain.chain import Chain
@@ -37,13 +37,15 @@ def export(
         ),
     ],
     out: Annotated[Path, typer.Option(help="New file or folder; it appears whole, or not at all.")],
-    step: Annotated[int | None, typer.Option(help="Checkpoint of this step. Default: the newest.")] = None,
+    step: Annotated[
+        str | None, typer.Option(help="Checkpoint of this step, or best. Default: the newest.", metavar="STEP|best")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a checkpoint as one safetensors file, as Parquet or for torch.distributed.checkpoint, table by table.
 
     Exits with 4 where the newest checkpoint, or that of --step, is damaged and no other files have its rows: an older
-    one is taken only by its step.
+    one is taken only by its step. Exits with 2 where no checkpoint has this step.
     """
     from dlrm_scale.checkpoint import export as formats
     from dlrm_scale.checkpoint.storage.storage import open_storage
@@ -56,7 +58,8 @@ def export(
         Format.dcp: formats.export_dcp,
     }[to]
     began = time.perf_counter()
-    chain, size = _write(open_storage(find_checkpoints(run)), step, lambda contents: write(contents, out))
+    which = find_step(run, step) if step is not None else None
+    chain, size = _write(open_storage(find_checkpoints(run)), which, lambda contents: write(contents, out))
     seconds = time.perf_counter() - began
     rows = sum(table.rows for table in chain.tip.tables)
     if as_json:
@@ -78,7 +81,7 @@ def export(
     )
 
 
-def _write(storage: "Storage", step: int | None, write: "Callable[[Contents], int]") -> "tuple[Chain, int]":
+def _write(storage: "Storage", step: int | str | None, write: "Callable[[Contents], int]") -> "tuple[Chain, int]":
     """Export the checkpoint; by other files with the same rows where some are damaged. Returns what was read."""
     from dlrm_scale.checkpoint import export as formats
     from dlrm_scale.checkpoint.chain.leases import hold_chain
@@ -102,7 +105,7 @@ def _write(storage: "Storage", step: int | None, write: "Callable[[Contents], in
                 damaged[error.file] = error.message
 
 
-def _choose(storage: "Storage", step: int | None, wanted: "Chain | None", damaged: Mapping[str, str]) -> "Chain":
+def _choose(storage: "Storage", step: int | str | None, wanted: "Chain | None", damaged: Mapping[str, str]) -> "Chain":
     from dlrm_scale.checkpoint.chain.chain import open_chain
     from dlrm_scale.checkpoint.chain.damage import damage_met, lost_steps
     from dlrm_scale.checkpoint.verify import chain_of_step

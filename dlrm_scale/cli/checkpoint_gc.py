@@ -28,7 +28,8 @@ def gc(
     """Remove old checkpoints and leftovers of crashes, while trainers, merges and restores go on.
 
     The newest chains stay, pinned checkpoints, what a restore or merge in progress reads, and whatever can't be read.
-    It works on a disk that is completely full.
+    It works on a disk that is completely full. Exits with 1 where somebody else is removing or the storage fails, with
+    2 where there is no checkpoint, and with 4 where none can be restored.
     """
     from dlrm_scale.checkpoint import open_storage
     from dlrm_scale.checkpoint.upkeep.collect_garbage import collect_garbage

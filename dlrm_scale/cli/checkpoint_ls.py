@@ -1,13 +1,11 @@
 """`dlrm-scale checkpoint ls`: which checkpoints a run has."""
 
-import json
 from collections.abc import Collection
 from dataclasses import asdict
-from pathlib import Path
 
 import typer
 
-from dlrm_scale.cli.checkpoint_words import AsJson, Run, local_time, print_json, short_name
+from dlrm_scale.cli.checkpoint_words import AsJson, Run, best_of, local_time, print_json, short_name
 
 __all__ = ["ls"]
 
@@ -24,7 +22,7 @@ def ls(run: Run, as_json: AsJson = False) -> None:
 
     root = find_checkpoints(run)
     rows = list_checkpoints(root)
-    best = _standing_for(_best(run, root), [row.name for row in rows])
+    best = _standing_for(best_of(run), [row.name for row in rows])
     damaged = any(row.state != "ok" for row in rows)
     if as_json:
         print_json([{**asdict(row), "best": row.name in best} for row in rows])
@@ -59,17 +57,6 @@ def ls(run: Run, as_json: AsJson = False) -> None:
         steps = [row.step for row in rows if row.dead_branch == left and row.step is not None]
         typer.echo(f"{left}, not from steps {min(steps, default='?')} to {max(steps, default='?')}")
     raise typer.Exit(_DAMAGED if damaged else 0)
-
-
-def _best(run: str, root: str) -> str | None:
-    """Manifest of the best checkpoint; None where best.json is absent or damaged, which doesn't damage the others."""
-    folder = Path(run) if run != root else Path(root).parent
-    try:
-        # not by `train`, whose imports take seconds
-        found = json.loads((folder / "best.json").read_bytes())["manifest"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return str(found)
 
 
 def _standing_for(best: str | None, names: Collection[str]) -> set[str]:

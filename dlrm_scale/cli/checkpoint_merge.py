@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlrm_scale.cli.checkpoint_words import Run, checked_keep, counted
+from dlrm_scale.cli.checkpoint_words import Run, checked_keep, counted, find_step
 
 if TYPE_CHECKING:
     from dlrm_scale.checkpoint import Chain
@@ -29,7 +29,9 @@ class To(StrEnum):
 
 def merge(
     run: Run,
-    step: Annotated[str, typer.Option(help="Merge the chain to the checkpoint of this step.", metavar="N")] = "latest",
+    step: Annotated[
+        str, typer.Option(help="Merge the chain to the checkpoint of this step, best or latest.", metavar="STEP")
+    ] = "latest",
     to: Annotated[
         To,
         typer.Option(
@@ -58,7 +60,8 @@ def merge(
 
     What is merged restores the same rows, state and position in the data; what it was made of stays until it is removed
     by --keep, `gc` or the trainer. Exits with 4 if a file is damaged, with the steps that are lost (--watch says so and
-    goes by other files where it can), and with 130 when stopped by a signal.
+    goes by other files where it can), with 1 where another merge is running or the storage fails, with 2 where there is
+    no such step or --memory-limit is too small, and with 130 when stopped by a signal.
     """
     import torch
 
@@ -67,12 +70,12 @@ def merge(
     from dlrm_scale.recipes import find_checkpoints
     from dlrm_scale.units import parse_bytes
 
-    if step != "latest" and not step.isdecimal():
-        raise ConfigError(f"--step {step} is no step", remedy="give a number, or latest")
+    if step not in ("latest", "best") and not step.isdecimal():
+        raise ConfigError(f"--step {step} is no step", remedy="give a number, best or latest")
     limit_bytes = parse_bytes(memory_limit)
     storage = open_storage(find_checkpoints(run))
     damaged: dict[str, str] = {}
-    choose = _chooser(storage, None if step == "latest" else int(step), damaged, may_wait=watch is not None)
+    choose = _chooser(storage, None if step == "latest" else find_step(run, step), damaged, may_wait=watch is not None)
     if dry_run:
         _say_plan(choose(), to, limit_bytes, as_json)
         return
@@ -82,12 +85,18 @@ def merge(
     if watch is None:
         _merge_or_name_damage(storage, choose, to, limit_bytes, keep, as_json)
         return
+    said = ""
     while True:
         try:
             _merge_once(storage, choose, to, limit_bytes, keep, as_json, quiet_if_idle=True)
+            said = ""
         except (DlrmScaleError, OSError) as error:
-            # The trainer may mend it by its next save, or somebody may make room on the disk.
-            typer.echo(f"error: {error}", err=True)
+            # The trainer may mend it by its next save, or somebody may make room on the disk. It is said once, and
+            # again when it has changed or been mended in between; remedies count seconds.
+            what = error.message if isinstance(error, DlrmScaleError) else str(error)
+            if what != said:
+                typer.echo(f"error: {error}", err=True)
+            said = what
             if isinstance(error, DamagedFileError):
                 # Not tried again: the next round goes by other files, so that the chain doesn't grow for ever.
                 damaged[error.file] = error.message
@@ -121,7 +130,7 @@ def _merge_or_name_damage(
 
 
 def _chooser(
-    storage: "Storage", step: int | None, damaged: Mapping[str, str], *, may_wait: bool
+    storage: "Storage", step: int | str | None, damaged: Mapping[str, str], *, may_wait: bool
 ) -> "Callable[[], Chain | None]":
     """How the chain is found; damage that costs steps ends the command, or is said once where it may wait."""
     said: set[str] = set()
@@ -134,11 +143,11 @@ def _chooser(
 
     def choose() -> "Chain | None":
         from dlrm_scale.checkpoint import find_chain
-        from dlrm_scale.checkpoint.chain.chain import open_step
         from dlrm_scale.checkpoint.chain.damage import lost_steps
         from dlrm_scale.checkpoint.files.manifest_files import no_checkpoint
+        from dlrm_scale.checkpoint.verify import chain_of_step
 
-        chain = find_chain(storage, damaged=damaged) if step is None else open_step(storage, step)
+        chain = find_chain(storage, damaged=damaged) if step is None else chain_of_step(storage, step)
         if chain is None:
             if not may_wait:
                 raise no_checkpoint(storage)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dlrm_scale.cli.checkpoint_words import AsJson, Run, counted, local_time, print_json
+from dlrm_scale.cli.checkpoint_words import AsJson, Run, counted, find_step, local_time, print_json
 
 if TYPE_CHECKING:
     from dlrm_scale.checkpoint.files.manifest import Manifest
@@ -19,8 +19,8 @@ def show(
     step: Annotated[
         str,
         typer.Argument(
-            help="Step of a checkpoint as `ls` lists it, its newest if there are several; latest or previous; or the "
-            "checkpoint's name as `ls` has it.",
+            help="Step of a checkpoint as `ls` lists it, its newest if there are several; latest, previous or "
+            "best; or the checkpoint's name as `ls` has it.",
             metavar="STEP",
         ),
     ] = "latest",
@@ -29,15 +29,18 @@ def show(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one checkpoint (each table, files, cursor, versions), or what changed between two: rows, bytes and files."""
+    """Show one checkpoint (each table, files, cursor, versions), or what changed between two: rows, bytes and files.
+
+    Exits with 2 where there is no such checkpoint, and with 4 where it is damaged.
+    """
     from dlrm_scale.checkpoint.verify import read_checkpoint
     from dlrm_scale.recipes import find_checkpoints
 
     root = find_checkpoints(run)
     if later is not None:
-        _show_changes(root, step, later, as_json)
+        _show_changes(run, root, step, later, as_json)
         return
-    manifest = read_checkpoint(root, step)
+    manifest = read_checkpoint(root, _word(run, step))
     summary = _summary(manifest)
     if as_json:
         print_json(summary)
@@ -82,16 +85,28 @@ def show(
     typer.echo(", ".join(f"{name} {version}" for name, version in manifest.versions.items()))
 
 
-def _show_changes(root: str, step: str, later: str, as_json: bool) -> None:
+def _word(run: str, step: str) -> str:
+    return str(find_step(run, step)) if step == "best" else step
+
+
+def _show_changes(run: str, root: str, step: str, later: str, as_json: bool) -> None:
     from dlrm_scale.checkpoint.chain.chain import open_chain
     from dlrm_scale.checkpoint.chain.changes import find_changes
     from dlrm_scale.checkpoint.chain.leases import hold_chain
     from dlrm_scale.checkpoint.storage.storage import open_storage
     from dlrm_scale.checkpoint.verify import read_checkpoint
     from dlrm_scale.cli.byte_progress import ByteProgress
+    from dlrm_scale.errors import ConfigError
 
     storage = open_storage(root)
-    names = [read_checkpoint(storage, word).name for word in (step, later)]
+    manifests = [read_checkpoint(storage, _word(run, word)) for word in (step, later)]
+    if manifests[0].step > manifests[1].step:
+        raise ConfigError(
+            f"{later} (step {manifests[1].step}) is earlier than {step} (step {manifests[0].step}): "
+            "changes are shown from an earlier checkpoint to a later one",
+            remedy=f"swap them: `dlrm-scale checkpoint show {run} {later} {step}`",
+        )
+    names = [manifest.name for manifest in manifests]
     with (
         hold_chain(storage, lambda: open_chain(storage, names[0])) as first,
         hold_chain(storage, lambda: open_chain(storage, names[1])) as second,

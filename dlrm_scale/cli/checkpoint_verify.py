@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from dlrm_scale.cli.checkpoint_words import AsJson, Run, counted, print_json
+from dlrm_scale.cli.checkpoint_words import AsJson, Run, counted, find_step, print_json
 
 if TYPE_CHECKING:
     from dlrm_scale.checkpoint.storage.storage import Storage
@@ -37,13 +37,18 @@ def verify(
         ),
     ] = Level.full,
     step: Annotated[
-        int | None, typer.Option(help="Which checkpoint --level restore puts together. Default: the newest.")
+        str | None,
+        typer.Option(
+            help="Which checkpoint --level restore puts together: a step, or best. Default: the newest.",
+            metavar="STEP|best",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check all checkpoints; exits with 4 and names the damaged files if there are any.
 
-    Exits with 1 where the storage doesn't answer, so that nothing is known.
+    Exits with 1 where the storage doesn't answer, so that nothing is known, and with 2 where there is no checkpoint, or
+    none of this step.
     """
     from dlrm_scale.checkpoint.files.manifest_files import no_checkpoint
     from dlrm_scale.checkpoint.storage.storage import open_storage
@@ -55,6 +60,7 @@ def verify(
 
     if step is not None and level is not Level.restore:
         raise ConfigError("--step goes with --level restore")
+    which = find_step(run, step) if step is not None else None
     storage = open_storage(find_checkpoints(run))
     total_bytes = data_bytes(storage)
     reads = level in (Level.full, Level.restore)
@@ -74,7 +80,7 @@ def verify(
     }
     lines = [f"{p.file} {p.reason}" + (f"; it breaks {', '.join(p.breaks)}" if p.breaks else "") for p in problems]
     if level is Level.restore:
-        result["restore"] = restored = _check_restore(storage, step)
+        result["restore"] = restored = _check_restore(storage, which)
         result["ok"] = result["ok"] and not restored["faults"]
         known = {problem.file for problem in problems}
         lines += [f"{file}: {reason}" for file, reason in restored["faults"] if file not in known]
@@ -98,7 +104,7 @@ def verify(
     typer.echo(f"{run}: ok ({level.value}{read})")
 
 
-def _check_restore(storage: "Storage", step: int | None) -> dict[str, Any]:
+def _check_restore(storage: "Storage", step: int | str | None) -> dict[str, Any]:
     from dlrm_scale.checkpoint.chain.leases import hold_chain
     from dlrm_scale.checkpoint.restoring.restore_check import check_restore
     from dlrm_scale.checkpoint.verify import chain_of_step

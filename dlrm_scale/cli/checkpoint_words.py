@@ -2,15 +2,65 @@
 
 import json
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-__all__ = ["AsJson", "Run", "Step", "checked_keep", "counted", "local_time", "print_json", "short_name"]
+__all__ = [
+    "AsJson",
+    "Run",
+    "Step",
+    "best_of",
+    "checked_keep",
+    "counted",
+    "find_step",
+    "local_time",
+    "print_json",
+    "short_name",
+]
 
 Run = Annotated[str, typer.Argument(help="Folder of a run or of checkpoints, or their URL.", metavar="RUN")]
-Step = Annotated[int, typer.Argument(help="Step of a checkpoint, as `ls` lists it.", metavar="STEP")]
+Step = Annotated[
+    str, typer.Argument(help="Step of a checkpoint, as `ls` lists it, or best, as it marks it.", metavar="STEP")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def find_step(run: str, word: str) -> int | str:
+    """Read a step: a number, or the name of the best checkpoint's manifest.
+
+    Raises:
+        ConfigError: it is neither.
+        MissingCheckpointError: the run has no best checkpoint.
+    """
+    from dlrm_scale.errors import ConfigError, MissingCheckpointError
+
+    if word.isdecimal():
+        return int(word)
+    if word != "best":
+        raise ConfigError(f"{word} is no step", remedy="give the step of a checkpoint as `ls` lists it, or best")
+    best = best_of(run)
+    if best is None:
+        raise MissingCheckpointError(
+            f"{run} has no best checkpoint: best.json is absent or damaged", remedy="give a step that `ls` lists"
+        )
+    return best
+
+
+def best_of(run: str) -> str | None:
+    """Manifest of the best checkpoint; None where best.json is absent or damaged, which doesn't damage the others."""
+    from dlrm_scale.recipes import find_checkpoints
+
+    root = find_checkpoints(run)
+    path = run.partition("://")[2] if run.startswith(("file://", "local://")) else run
+    folder = Path(path) if path != root else Path(root).parent
+    try:
+        # not by `train`, whose imports take seconds
+        found = json.loads((folder / "best.json").read_bytes())["manifest"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return str(found)
 
 
 def checked_keep(keep: int | None) -> int | None:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from dlrm_scale.checkpoint import Chain, SaveOutcome
 from dlrm_scale.checkpoint.files.manifest_files import has_checkpoint
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import CheckpointError, MissingCheckpointError
 from dlrm_scale.train.metrics.metrics import ClickMetrics
 
 __all__ = ["BestCheckpoint", "BestKeeper", "best_manifest", "read_best", "undefined_warning"]
@@ -69,11 +69,12 @@ def best_manifest(path: Path) -> str:
     """Name of the best checkpoint's manifest, for `--step best`.
 
     Raises:
-        CheckpointError: there is no best checkpoint, or best.json is damaged.
+        MissingCheckpointError: there is no best checkpoint.
+        CheckpointError: best.json is damaged.
     """
     best = read_best(path)
     if best is None:
-        raise CheckpointError(
+        raise MissingCheckpointError(
             f"{path} is absent: no validation has told the best checkpoint",
             remedy="name a step, or train with rows in the validation split and train.best_metric",
         )

@@ -13,7 +13,7 @@ from dlrm_scale.checkpoint import Chain, Location, Storage, find_chain, list_che
 from dlrm_scale.checkpoint.chain.chain import open_manifests
 from dlrm_scale.checkpoint.chain.leases import hold_chain
 from dlrm_scale.checkpoint.files.format import OUTAGE_REMEDY
-from dlrm_scale.errors import CheckpointError, StorageError
+from dlrm_scale.errors import CheckpointError, MissingCheckpointError, StorageError
 from dlrm_scale.sharding.ranks import Ranks
 
 __all__ = ["agree_on_chain", "gather_patiently"]
@@ -124,10 +124,11 @@ def _choose(storage: Storage, step: int | None, manifest: str, damaged: Mapping[
 
 
 def _named(storage: Storage, step: int | None) -> str:
-    names = {row.step: row.name for row in list_checkpoints(storage) if row.state == "ok"}
+    rows = list_checkpoints(storage)
+    names = {row.step: row.name for row in rows if row.state == "ok"}
     if step not in names:
         known = ", ".join(map(str, sorted(s for s in names if s is not None))) or "none"
-        raise CheckpointError(
-            f"{storage.address} has no whole checkpoint of step {step}", remedy=f"name one of these: {known}"
-        )
+        # one whose manifest can't be read may have any step
+        kind = CheckpointError if any(row.step in (step, None) for row in rows) else MissingCheckpointError
+        raise kind(f"{storage.address} has no whole checkpoint of step {step}", remedy=f"name one of these: {known}")
     return names[step]

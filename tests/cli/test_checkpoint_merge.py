@@ -107,14 +107,20 @@ def test_gc_says_what_it_keeps_and_removes(saved: tuple[Path, Run], capsys: pyte
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["merge", "--step", "9"], 4, "has no checkpoint of step 9"),
+        (["merge", "--step", "9"], 2, "has no checkpoint of step 9"),
         (["merge", "--step", "last"], 2, "--step last is no step"),
         (["merge", "--memory-limit", "much"], 2, "'much' is not a size"),
         (["merge", "--to", "baseline", "--memory-limit", "1KiB"], 2, "remedy: raise --memory-limit"),
         (["merge", "--keep", "1"], 2, "--keep 1: at least 2 chains are kept, as one damaged file"),
         (["gc", "--keep", "1"], 2, "--keep 1: at least 2 chains are kept, as one damaged file"),
-        (["pin", "9"], 4, "has no checkpoint of step 9"),
-        (["unpin", "2"], 4, "step 2 isn't pinned"),
+        (["pin", "9"], 2, "has no checkpoint of step 9"),
+        (["unpin", "2"], 2, "step 2 isn't pinned"),
+        (["show", "9"], 2, "has no checkpoint of step 9"),
+        (["show", "best"], 2, "has no best checkpoint"),
+        (["show", "3", "1"], 2, "1 (step 1) is earlier than 3 (step 3)"),
+        (["show", "latest", "1"], 2, "run 1 latest`"),
+        (["pin", "newest"], 2, "newest is no step"),
+        (["verify", "--level", "restore", "--step", "9"], 2, "has no checkpoint of step 9"),
     ],
 )
 def test_a_wrong_word_is_named_and_changes_nothing(
@@ -129,7 +135,7 @@ def test_a_wrong_word_is_named_and_changes_nothing(
 
 def test_a_folder_without_checkpoints_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("merge", "gc"):
-        assert run_command("checkpoint", command, tmp_path) == 4
+        assert run_command("checkpoint", command, tmp_path) == 2
         assert f"{tmp_path} holds no checkpoint" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -196,3 +202,55 @@ def test_what_show_compares_is_kept_from_removal_meanwhile(
     assert (found["first_step"], found["second_step"]) == (1, 3)
     assert sorted(map(len, held)) == [2, 4]
     assert storage.list_names("leases") == []
+
+
+def test_best_names_the_checkpoint_that_ls_marks_wherever_a_step_is_taken(
+    saved: tuple[Path, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = saved
+    name = "manifests/00000003-s1.json"
+    (folder / "best.json").write_text(json.dumps({"manifest": name}))
+    assert run_json(capsys, "checkpoint", "show", folder, "best")["name"] == name
+    assert run_json(capsys, "checkpoint", "show", folder, "1", "best")["second_step"] == 2
+    words = ("--to", "safetensors", "--out", tmp_path / "best.safetensors", "--step", "best")
+    assert run_json(capsys, "checkpoint", "export", folder, *words)["step"] == 2
+    assert run_json(capsys, "checkpoint", "verify", folder, "--level", "restore", "--step", "best")["ok"]
+    assert run_json(capsys, "checkpoint", "pin", folder, "best") == {"pinned": name, "step": "best"}
+    assert run_json(capsys, "checkpoint", "unpin", folder, "best") == {"unpinned": [name], "step": "best"}
+    assert run_json(capsys, "checkpoint", "pin", folder, "2") == {"pinned": name, "step": 2}
+    (one,) = run_json(capsys, "checkpoint", "merge", folder, "--to", "baseline", "--step", "best")["merged"]
+    assert one["equal_to"] == name
+
+
+def test_a_merge_beside_another_one_exits_with_1_and_a_watching_one_says_it_once(
+    saved: tuple[Path, Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = saved
+    other = Lease(LocalStorage(folder / "checkpoints"), "merge", token="5")
+    other.take()
+    assert run_command("checkpoint", "merge", folder) == 1
+    assert "is merging in" in capsys.readouterr().err
+    rounds: list[float] = []
+
+    def pause(seconds: float) -> None:
+        rounds.append(seconds)
+        if len(rounds) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("dlrm_scale.cli.checkpoint_merge.time.sleep", pause)
+    assert run_command("checkpoint", "merge", folder, "--watch", "0") == 130
+    assert capsys.readouterr().err.count("is merging in") == 1
+    other.release()
+
+
+def test_data_without_any_manifest_is_damage_and_an_empty_folder_a_wrong_name(
+    saved: tuple[Path, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = saved
+    assert run_command("checkpoint", "verify", tmp_path / "none") == 2
+    for path in (folder / "checkpoints" / "manifests").iterdir():
+        path.unlink()
+    for command in ("verify", "merge", "gc", "show"):
+        capsys.readouterr()
+        assert run_command("checkpoint", command, folder) == 4, command
+        assert "manifests/ is lost" in capsys.readouterr().err

@@ -22,7 +22,7 @@ from dlrm_scale.checkpoint.files.manifest_files import (
     read_manifests,
 )
 from dlrm_scale.checkpoint.storage.storage import Location, Storage, open_storage
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import CheckpointError, MissingCheckpointError
 
 __all__ = [
     "Chain",
@@ -203,7 +203,8 @@ def open_step(location: Location, step: int) -> Chain:
     """Open the cheapest chain to the newest checkpoint of a step.
 
     Raises:
-        CheckpointError: no checkpoint has this step, or it isn't valid.
+        MissingCheckpointError: no checkpoint has this step, and all manifests can be read.
+        CheckpointError: it isn't valid, or it may be one whose manifest can't be read.
     """
     storage = open_storage(location)
     check_format(storage)
@@ -221,7 +222,12 @@ def open_step(location: Location, step: int) -> Chain:
                 remedy="put the named files back from a copy, or name another step that `checkpoint ls` lists",
             )
     known = ", ".join(map(str, sorted(steps))) or "none"
-    raise CheckpointError(f"{storage.address} has no checkpoint of step {step}", remedy=f"name one of these: {known}")
+    unread = [file.reason for name in search.checkpoints for file in search.files_of(name) if file.reason is not None]
+    kind = CheckpointError if unread else MissingCheckpointError
+    raise kind(
+        f"{storage.address} has no checkpoint of step {step}" + "".join(f"\n  {reason}" for reason in unread),
+        remedy=f"name one of these: {known}",
+    )
 
 
 def _chain_to(search: ChainSearch, storage: Storage, checkpoint: ParentRecord | str) -> Chain | str:

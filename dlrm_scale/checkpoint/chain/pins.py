@@ -15,7 +15,7 @@ from dlrm_scale.checkpoint.chain.chain import open_chain, open_step
 from dlrm_scale.checkpoint.chain.chain_search import ChainSearch
 from dlrm_scale.checkpoint.chain.leases import removals_of
 from dlrm_scale.checkpoint.storage.storage import Storage
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import CheckpointError, MissingCheckpointError
 
 __all__ = ["pin_step", "read_pins", "replace_pins", "unpin_step"]
 
@@ -54,9 +54,13 @@ def replace_pins(storage: Storage, names: Collection[str], why: Why) -> None:
 
 
 def pin_step(
-    storage: Storage, step: int, *, now: Callable[[], float] = time.time, pause: Callable[[float], None] = time.sleep
+    storage: Storage,
+    step: int | str,
+    *,
+    now: Callable[[], float] = time.time,
+    pause: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Pin the newest checkpoint of a step.
+    """Pin the newest checkpoint of a step, or the one of a manifest's name.
 
     The pin is written first. If a removal of its files has begun already, it is waited for.
 
@@ -64,9 +68,10 @@ def pin_step(
         Name of the checkpoint.
 
     Raises:
-        CheckpointError: no whole checkpoint has this step.
+        MissingCheckpointError: no checkpoint has this step.
+        CheckpointError: it isn't whole.
     """
-    chain = open_step(storage, step)
+    chain = open_chain(storage, step) if isinstance(step, str) else open_step(storage, step)
     name = chain.name
     already = name in read_pins(storage, "user")
     if not already:
@@ -86,22 +91,25 @@ def pin_step(
         raise
 
 
-def unpin_step(storage: Storage, step: int) -> list[str]:
-    """Unpin the checkpoints of a step that were pinned by the command.
+def unpin_step(storage: Storage, step: int | str) -> list[str]:
+    """Unpin the checkpoints of a step, or the one of a manifest's name, that were pinned by the command.
 
     Returns:
         Their names.
 
     Raises:
-        CheckpointError: there are none.
+        MissingCheckpointError: there are none.
     """
     search = ChainSearch(storage)
     pinned = read_pins(storage, "user")
     steps = {name: {f.manifest.step for f in search.files_of(name) if f.manifest is not None} for name in pinned}
-    found = sorted(name for name in pinned if step in steps[name])
+    found = sorted(name for name in pinned if step == name or step in steps[name])
     if not found:
         known = ", ".join(str(s) for s in sorted(s for found in steps.values() for s in found)) or "none"
-        raise CheckpointError(f"step {step} isn't pinned in {storage.address}", remedy=f"name one of these: {known}")
+        what = step if isinstance(step, str) else f"step {step}"
+        raise MissingCheckpointError(
+            f"{what} isn't pinned in {storage.address}", remedy=f"name one of these steps: {known}"
+        )
     for name in found:
         storage.remove(_pin_name(name, "user"))
     storage.sync_folder("pins")

@@ -9,7 +9,7 @@ from dlrm_scale.checkpoint.files.manifest import FORMAT_MAJOR, Manifest, ParentR
 from dlrm_scale.checkpoint.files.manifest_text import parse_manifest
 from dlrm_scale.checkpoint.storage.storage import Storage
 from dlrm_scale.checkpoint.storage.store_calls import is_outage
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import CheckpointError, MissingCheckpointError
 from dlrm_scale.units import MIB
 
 __all__ = [
@@ -59,11 +59,17 @@ def has_checkpoint(storage: Storage, name: str) -> bool:
 
 
 def no_checkpoint(storage: Storage) -> CheckpointError:
-    """What to raise where nothing was ever committed."""
+    """What to raise where nothing was ever committed; exit code 2, unless there is data that no manifest names."""
     remedy = "name a run that has saved one, as in runs/a"
     if storage.address.startswith("memory://"):
         remedy = "memory:// is seen only by the process that wrote it: name a folder, or a bucket as s3://… or gs://…"
-    return CheckpointError(f"{storage.address} holds no checkpoint", remedy=remedy)
+    if storage.list_names("data"):
+        return CheckpointError(
+            f"{storage.address} holds no checkpoint, and data/ has files: manifests/ is lost, or a trainer was killed "
+            "before its first checkpoint was whole",
+            remedy="put manifests/ back from a copy, or train again",
+        )
+    return MissingCheckpointError(f"{storage.address} holds no checkpoint", remedy=remedy)
 
 
 def list_manifests(storage: Storage) -> list[str]:
