@@ -23,6 +23,7 @@ __all__ = [
     "newest_start",
     "read_start",
     "start_name",
+    "starts_after",
 ]
 
 
@@ -47,6 +48,11 @@ def start_name(number: int) -> str:
 def newest_start(storage: Storage) -> int:
     """The highest number in `starts/`; 0 where there is none."""
     return max(_numbers(storage), default=0)
+
+
+def starts_after(storage: Storage, number: int) -> list[int]:
+    """The numbers in `starts/` above one, in order."""
+    return sorted(found for found in _numbers(storage) if found > number)
 
 
 def read_start(storage: Storage, number: int) -> Mapping[str, object] | None:

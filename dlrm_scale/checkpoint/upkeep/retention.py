@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from dlrm_scale.checkpoint.chain.chain_search import ChainSearch, Path
 from dlrm_scale.checkpoint.chain.leases import Lease, keep_renewing, read_leases
 from dlrm_scale.checkpoint.chain.pins import read_pins
-from dlrm_scale.checkpoint.chain.starts import newest_start
+from dlrm_scale.checkpoint.chain.starts import start_name, starts_after
 from dlrm_scale.checkpoint.files.file_names import checkpoint_name, merge_number, parse_data_name, parse_manifest_name
 from dlrm_scale.checkpoint.files.manifest import Manifest, ParentRecord
 from dlrm_scale.checkpoint.files.manifest_files import ManifestFile, checkpoint_age
@@ -66,7 +66,8 @@ def old_chains(
         pinned: names of more pinned checkpoints, besides those in the root.
 
     Raises:
-        CheckpointError: the record of the newest start can't be read, so it isn't known what it goes on from.
+        CheckpointError: the record of a start that has saved nothing can't be read, so it isn't known what it goes on
+            from.
     """
     first = search.path_to(tip)
     chains = [first] if isinstance(first, Path) else []
@@ -301,17 +302,19 @@ def _bases_of_next(storage: Storage, search: ChainSearch) -> Iterator[str]:
     """What a delta in flight may be based on, besides the newest checkpoint.
 
     One with all rows since its baseline has the parent of the newest delta; the first one of a start has what it
-    resumed from, which need not be the newest.
+    resumed from, which need not be the newest. Of all starts that the search knows no commit of, not of the newest
+    alone: one may have committed since, and another one go on from that.
     """
     manifests = [file.manifest for file in _all_files(search) if file.manifest is not None]
     newest = next((manifest for manifest in manifests if manifest.merge is None), None)
     if newest is not None and newest.since_baseline and newest.parent is not None:
         yield newest.parent.name
-    start = newest_start(storage)
-    if start and not any(manifest.start == start for manifest in manifests):
-        name = f"starts/{start}.json"
+    for start in starts_after(storage, max((manifest.start for manifest in manifests), default=0)):
+        name = start_name(start)
         try:
             continues = json.loads(storage.read(name, MIB))["continues"]
+        except FileNotFoundError:
+            continue  # it has given its claim back
         except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{name} can't be read, so nothing is removed that it might go on from: {error!r}",
