@@ -2,6 +2,7 @@
 
 __all__ = [
     "CheckpointError",
+    "CheckpointWarning",
     "ConfigError",
     "DataError",
     "DatasetError",
@@ -85,6 +86,10 @@ class SaveError(CheckpointError):
     """A checkpoint that isn't saved, or may not be; those that are there are as sound as before: no damage."""
 
     exit_code = 1
+
+
+class CheckpointWarning(RuntimeWarning):
+    """What a user should know of a checkpoint that is read or saved all the same."""
 
 
 class TrainingError(DlrmScaleError):

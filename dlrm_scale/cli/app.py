@@ -23,6 +23,7 @@ from dlrm_scale.cli.stats import stats
 from dlrm_scale.cli.synth import synth
 from dlrm_scale.cli.train import train
 from dlrm_scale.errors import DlrmScaleError
+from dlrm_scale.plain_warnings import tell_warnings_plainly
 
 __all__ = ["app", "main"]
 
@@ -70,6 +71,7 @@ def main(arguments: list[str] | None = None) -> None:
     0 success, 1 bad data or a failed run, 2 a wrong command or config, 3 no feasible plan, 4 a damaged checkpoint,
     130 interrupted.
     """
+    tell_warnings_plainly()
     try:
         app(args=arguments)
     except DlrmScaleError as error:

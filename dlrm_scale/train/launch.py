@@ -22,6 +22,7 @@ from types import FrameType
 from typing import TypeVar
 
 from dlrm_scale.errors import ConfigError, DlrmScaleError, TrainingError
+from dlrm_scale.plain_warnings import tell_warnings_plainly
 from dlrm_scale.train.failure import describe_failure, first_cause, mark_done, mark_started, record_failure
 from dlrm_scale.train.stop import REPEAT_SECONDS, StopRequest
 
@@ -152,6 +153,7 @@ def _rank_main(
     function: "RankFunction[Argument, Result]", argument: Argument, folder: str, launcher: int
 ) -> Result | None:
     rank = int(os.environ["RANK"])
+    tell_warnings_plainly()
     stop = StopRequest()
     stop.install()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)

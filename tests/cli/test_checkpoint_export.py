@@ -1,5 +1,6 @@
 """`checkpoint export` finds a run's checkpoints, takes the step that is asked for and tells what it wrote."""
 
+import warnings
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -7,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from dlrm_scale.checkpoint.storage.local_storage import LocalStorage
 from tests.checkpoint.faulty_bucket import FolderBucket
 from tests.checkpoint.simulated_run import TABLES, Run, make_layout, make_truth
 from tests.support.command_line import run_command, run_json
@@ -51,3 +53,23 @@ def test_a_run_in_a_store_is_exported_by_its_url(tmp_path: Path, capsys: pytest.
     told = run_json(capsys, "checkpoint", "export", url, "--to", "safetensors", "--out", out)
     assert told["step"] == 2
     assert torch.equal(load_file(out)["C1.weight"], second)
+
+
+def test_a_folder_that_may_only_be_read_is_exported_with_a_plain_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _run(str(tmp_path / "run" / "checkpoints"))
+
+    def refuse(self: LocalStorage, *names: str) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(LocalStorage, "make_folders", refuse)
+    words = ["checkpoint", "export", tmp_path / "run", "--to", "safetensors", "--out", tmp_path / "out"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert run_command(*words) == 0
+    told = capsys.readouterr().err
+    root = tmp_path / "run" / "checkpoints"
+    assert f"note: the checkpoints in {root} aren't kept from removal while they are read: Permission denied\n" in told
+    assert "Warning" not in told
+    assert ".py" not in told

@@ -45,7 +45,7 @@ from typing import Literal
 from dlrm_scale.checkpoint.chain.chain import Chain
 from dlrm_scale.checkpoint.chain.holders import has_ended, process_record, writes_end_with_process
 from dlrm_scale.checkpoint.storage.storage import Storage
-from dlrm_scale.errors import StorageError
+from dlrm_scale.errors import CheckpointWarning, StorageError
 from dlrm_scale.units import MIB
 
 __all__ = [
@@ -313,7 +313,7 @@ def hold_chain(
     """Choose a chain and keep its files from being removed while the block runs.
 
     A removal of some of its files that has begun already is waited for, as long as its lease lasts, and the chain is
-    chosen anew. Where no lease can be written, as in a root that may only be read, a `RuntimeWarning` says so.
+    chosen anew. Where no lease can be written, as in a root that may only be read, a `CheckpointWarning` says so.
 
     Args:
         storage: the checkpoints.
@@ -337,8 +337,9 @@ def hold_chain(
                 lease.take(names)
             except OSError as error:
                 warnings.warn(
-                    f"the checkpoints in {storage.address} aren't kept from removal while they are read: {error}",
-                    RuntimeWarning,
+                    f"the checkpoints in {storage.address} aren't kept from removal while they are read: "
+                    f"{error.strerror or error}",
+                    CheckpointWarning,
                     stacklevel=3,
                 )
                 break

@@ -23,7 +23,7 @@ from dlrm_scale.checkpoint.saving.snapshot import ShardSnapshot, choose_rows, st
 from dlrm_scale.checkpoint.saving.staging import HostCopies, HostStaging
 from dlrm_scale.checkpoint.storage.storage import Location, open_storage
 from dlrm_scale.config import CheckpointConfig
-from dlrm_scale.errors import SaveError
+from dlrm_scale.errors import CheckpointWarning, SaveError
 from dlrm_scale.layout import LocalShard, ShardLayout
 from dlrm_scale.touched_rows import TouchedRows
 
@@ -312,10 +312,10 @@ class CheckpointEngine:
     def close(self) -> None:
         """Wait for the save in flight; its outcome is there for `poll`.
 
-        One that hangs, as in `wait`, is left to its daemon thread, with a `RuntimeWarning`.
+        One that hangs, as in `wait`, is left to its daemon thread, with a `CheckpointWarning`.
         """
         if self._finish():
-            warnings.warn(str(self._stop_reason), RuntimeWarning, stacklevel=2)
+            warnings.warn(str(self._stop_reason), CheckpointWarning, stacklevel=2)
 
     def _take(self) -> list[SaveOutcome]:
         outcomes, self._outcomes = self._outcomes, []
