@@ -43,5 +43,7 @@ def _cost(checkpoints: Mapping[str, Any], ranks: int) -> str:
         text += f" on rank {checkpoints['slowest_rank']}, which lost most"
     text += f": stalls {stall_share:.2%} ({format_seconds(stalls)})"
     text += f", slower steps {share - stall_share:.2%} ({format_seconds(slower)})"
+    if checkpoints["too_noisy_to_predict"]:
+        return text + "; too noisy to predict"
     predicted = checkpoints["predicted_overhead"]
     return text + ("" if predicted is None else f"; predicted {predicted:.2%}")

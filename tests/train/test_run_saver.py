@@ -118,7 +118,7 @@ def test_what_saving_holds_and_costs_is_in_the_log_the_result_and_the_table(data
     ]
     assert all(line["interval_steps"] == 4 and line["unstaged_bytes"] == 0 for line in lines)
     assert lines[0]["rows"] == 300 + 4 + 24 * 40
-    assert isinstance(lines[2]["interference_seconds"], float)
+    assert lines[2]["interference_seconds"] is None  # of so few steps
     assert float(str(lines[2]["predicted_overhead"])) > 0
     told = json.loads((run / "result.json").read_text())["checkpoints"]
     assert told == result.checkpoints

@@ -4,8 +4,9 @@ Every rank keeps one. With `checkpoint.interval = steps` all find the same steps
 decides: its wish reaches the others with the flags that ranks exchange after every step, so nobody waits for it.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from statistics import fmean, median
 from typing import Any
 
 from dlrm_scale.checkpoint.saving.engine import SaveOutcome
@@ -17,7 +18,10 @@ __all__ = ["Cadence", "of_slowest_rank"]
 _FIRST_STEPS = 100
 _WARM_UP_STEPS = 5
 """The first steps of a process compile and allocate: taken for usual ones they would hide what saves cost."""
-
+_STEPS_REMEMBERED = 200
+"""Of each kind, the newest: step times drift with the data and the machine."""
+_QUIET_STEPS_TO_COMPARE = 16
+"""From fewer steps without a save nothing is said of how much slower those beside one are."""
 
 _OF_ONE_RANK = ("stall_seconds", "interference_seconds", "persist_seconds", "stall_share", "measured_overhead")
 
@@ -37,22 +41,6 @@ def of_slowest_rank(summaries: Sequence[Mapping[str, Any]]) -> dict[str, object]
     return {**summaries[0], **costs, "slowest_rank": slowest}
 
 
-@dataclass
-class _Steps:
-    """Steps and how long they took."""
-
-    count: float = 0.0
-    seconds: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        self.count += 1
-        self.seconds += seconds
-
-    def fade(self) -> None:
-        """Halve the weight of the past: step times drift with the data and the machine."""
-        self.count, self.seconds = self.count / 2, self.seconds / 2
-
-
 class Cadence:
     """See the module. Times are passed in; none is read here.
 
@@ -70,14 +58,16 @@ class Cadence:
         )
         self._steps_seen = 0
         self._training_seconds = 0.0
-        self._quiet, self._beside = _Steps(), _Steps()
+        self._quiet: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
+        self._beside: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
+        self._beside_count, self._beside_seconds = 0, 0.0
         self._since_step, self._since_seconds = 0, 0.0
         self._persist_seconds = 0.0
         self._outcomes: list[SaveOutcome] = []
         self._interference_seconds = 0.0
         self._chosen: list[tuple[int, Chosen]] = []
         self._lengths_steps: list[int] = []
-        self._predicted, self._predicted_over = 0.0, 0.0
+        self._predicted, self._predicted_over, self._noisy_over = 0.0, 0.0, 0.0
 
     @property
     def interval_steps(self) -> int | None:
@@ -99,8 +89,12 @@ class Cadence:
         """
         seconds, self._training_seconds = training_seconds - self._training_seconds, training_seconds
         self._steps_seen += 1
-        if self._steps_seen > _WARM_UP_STEPS:
-            (self._beside if saving else self._quiet).add(seconds)
+        if self._steps_seen <= _WARM_UP_STEPS:
+            return
+        (self._beside if saving else self._quiet).append(seconds)
+        if saving:
+            self._beside_count += 1
+            self._beside_seconds += seconds
 
     def wishes(self, *, step: int, now_seconds: float, saving: bool) -> bool:
         """Whether a save is due by this rank's clock; never while one is being written.
@@ -122,32 +116,36 @@ class Cadence:
         """A save of `step` has begun, due or not."""
         self._lengths_steps.append(step - self._since_step)
         if self._chosen:
-            self._predicted += self._chosen[-1][1].cost_seconds
-            self._predicted_over += now_seconds - self._since_seconds
+            chosen, passed_seconds = self._chosen[-1][1], now_seconds - self._since_seconds
+            self._predicted += chosen.cost_seconds
+            self._predicted_over += passed_seconds
+            self._noisy_over += passed_seconds if chosen.noisy else 0.0
         self._since_step, self._since_seconds = step, now_seconds
-        self._beside = _Steps()
+        self._beside_count, self._beside_seconds = 0, 0.0
 
     def ended(self, outcome: SaveOutcome) -> dict[str, object]:
         """A save has ended; choose the next interval.
 
         Returns:
             What its log line says besides the outcome, None where it isn't known: `interference_seconds`,
-            `interval_steps` and `interval_reason` for the next, and its `predicted_overhead`.
+            `interval_steps` and `interval_reason` for the next, and its `predicted_overhead`, None as well where
+            it is `too_noisy_to_predict`.
         """
         self._outcomes.append(outcome)
         self._persist_seconds = outcome.persist_seconds
-        quiet_seconds = self._quiet.seconds / self._quiet.count if self._quiet.count else None
         interference = chosen = predicted = None
-        if quiet_seconds is not None:
-            interference = self._beside.seconds - self._beside.count * quiet_seconds
+        if len(self._quiet) >= _QUIET_STEPS_TO_COMPARE:
+            # means, as a mean is what the steps would have taken; the tuner takes medians over saves
+            interference = self._beside_seconds - self._beside_count * fmean(self._quiet)
             self._interference_seconds += interference
-            if outcome.committed:
-                chosen = self._choose(outcome, interference, quiet_seconds)
-                predicted = self._predict(chosen, quiet_seconds)
-        self._quiet.fade()
+        step_seconds = self._step_seconds()
+        if step_seconds is not None and outcome.committed:
+            chosen = self._choose(outcome, interference, step_seconds)
+            predicted = self._predict(chosen, step_seconds)
         return {
             "interference_seconds": interference,
             "interval_steps": self.interval_steps,
+            "too_noisy_to_predict": chosen.noisy if chosen is not None else None,
             "interval_reason": chosen.reason if chosen is not None and self._config.interval == "auto" else None,
             "predicted_overhead": predicted,
         }
@@ -175,13 +173,15 @@ class Cadence:
         A stall is a wait of training for a save (`SaveOutcome.stall_seconds`): for what goes into it, the copy of the
         rows, and the save before where that isn't done. `stall_share` and `measured_overhead`, stalls and slower steps
         together, are over the training time: of steps and stalls, without evaluation, start-up and the wait for the
-        last save at the end of the run. `predicted_overhead` is what each interval was expected to lose to its save.
+        last save at the end of the run. `predicted_overhead` is what each interval was expected to lose to its save;
+        None also if for most of the time it was `too_noisy_to_predict`.
         """
         committed = [outcome for outcome in self._outcomes if outcome.committed]
         stall_seconds = sum(outcome.stall_seconds for outcome in self._outcomes)
         interference_seconds = max(0.0, self._interference_seconds)
         total_seconds = self._training_seconds + stall_seconds
         lost = stall_seconds + interference_seconds
+        noisy = self._noisy_over > self._predicted_over / 2
         return {
             "policy": self._config.policy,
             "interval": self._config.interval,
@@ -194,27 +194,43 @@ class Cadence:
             "interference_seconds": interference_seconds,
             "persist_seconds": sum(outcome.persist_seconds for outcome in self._outcomes),
             "stall_share": stall_seconds / total_seconds if total_seconds else None,
-            "predicted_overhead": self._predicted / self._predicted_over if self._predicted_over else None,
+            "predicted_overhead": self._predicted / self._predicted_over
+            if self._predicted_over and not noisy
+            else None,
+            "too_noisy_to_predict": noisy,
             "measured_overhead": lost / total_seconds if total_seconds else None,
             "fewest_steps_between": min(self._lengths_steps, default=None),
             "most_steps_between": max(self._lengths_steps, default=None),
             "chosen_intervals": [[step, chosen.steps] for step, chosen in self._changes()],
         }
 
-    def _choose(self, outcome: SaveOutcome, interference: float, quiet_seconds: float) -> Chosen:
+    def _step_seconds(self) -> float | None:
+        """Of a usual step without a save beside it.
+
+        After a job has become faster there may be no such step for long, as saves that were apart then touch: what
+        steps take beside one is at least as much.
+        """
+        kinds = [steps for steps in (self._quiet, self._beside) if len(steps) >= _QUIET_STEPS_TO_COMPARE]
+        if not kinds:
+            kinds = [self._quiet] if self._quiet else []
+        return min((median(steps) for steps in kinds), default=None)
+
+    def _choose(self, outcome: SaveOutcome, interference: float | None, step_seconds: float) -> Chosen:
         cost = SaveCost(
             stall_seconds=outcome.stall_seconds,
             interference_seconds=interference,
             persist_seconds=outcome.persist_seconds,
         )
-        chosen = self._tuner.note(cost, step_seconds=quiet_seconds, baseline=outcome.kind == "baseline")
+        chosen = self._tuner.note(cost, step_seconds=step_seconds, baseline=outcome.kind == "baseline")
         self._chosen.append((outcome.step, chosen))
         return chosen
 
-    def _predict(self, chosen: Chosen, quiet_seconds: float) -> float | None:
+    def _predict(self, chosen: Chosen, step_seconds: float) -> float | None:
+        if chosen.noisy:
+            return None
         if self._config.interval == "seconds":
             return chosen.cost_seconds / self._config.every_seconds
-        return chosen.cost_seconds / (self.interval_steps * quiet_seconds) if self.interval_steps else None
+        return chosen.cost_seconds / (self.interval_steps * step_seconds) if self.interval_steps else None
 
     def _changes(self) -> list[tuple[int, Chosen]]:
         """The saves after which another interval was chosen, under auto."""
