@@ -169,13 +169,6 @@ class RunFolder:
         """Write result.json in one step; OSError if it can't be written."""
         _replace_text(self.result, json.dumps(values, indent=1))
 
-    def has_committed(self) -> bool:
-        """Whether the log tells of a committed checkpoint; a line that a crash tore counts as none."""
-        if not self.log.is_file():
-            return False
-        whole = self.log.read_text().split("\n")[:-1]
-        return any(r["event"] == "checkpoint" and r["committed"] for r in map(json.loads, whole))
-
     def started_from(self) -> tuple[str, WarmStart | None]:
         """Recipe or file that the run was made from, and what it took from another run.
 

@@ -191,6 +191,7 @@ class RunSaver:
             outcome.step,
             {
                 "kind": outcome.kind,
+                "manifest": outcome.manifest,
                 "policy": self.config.policy,
                 "committed": outcome.committed,
                 "bytes": outcome.bytes,

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from dlrm_scale.checkpoint import Chain
 from dlrm_scale.data.dataset.dataset import Dataset
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import CheckpointError, ConfigError
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.train.chain_choice import agree_on_chain
 from dlrm_scale.train.checkpoint_place import check_place
 from dlrm_scale.train.resume import RestoredRun, describe_restore, restore_run
 from dlrm_scale.train.run_folder import RunFolder, RunRequest
 from dlrm_scale.train.setup import ModelOnRanks
+from dlrm_scale.train.told_checkpoints import ToldCheckpoint, newest_told, with_lost_steps
 
 __all__ = ["NO_CHECKPOINT_YET", "choose_start", "fill_model"]
 
@@ -28,12 +29,14 @@ def choose_start(request: RunRequest, ranks: Ranks) -> tuple[Chain | None, bool]
     """
     check_place(request, ranks)
     if request.resume:
+        told = _told(request, ranks)
         chain = agree_on_chain(request.checkpoints, ranks, request.resume_step)
         if chain is not None:
-            return chain, True
-        if request.folder.has_committed():
+            return _beside_told(chain, told, request), True
+        if told is not None:
             raise CheckpointError(
-                f"{request.folder.log} tells of committed checkpoints, and {request.checkpoints} has none",
+                f"{request.folder.path / told.source} tells of committed checkpoints, and {request.checkpoints} has "
+                "none",
                 remedy="put the files back, or start a new run in another run.path",
             )
     if request.warm_start is None:
@@ -56,6 +59,7 @@ def fill_model(
     """Give the model its values; return what was restored, None for a run that begins with initial values."""
     if request.resume and not continues:
         notes.append(NO_CHECKPOINT_YET)
+    told = _told(request, ranks) if continues else None
     if chain is None:
         model.fill_initial_rows(request.config.model.seed)
         return None
@@ -66,7 +70,7 @@ def fill_model(
         dataset,
         ranks,
         position=continues,
-        next_best=lambda damaged: _next_best(chain, request, continues, ranks, damaged),
+        next_best=lambda damaged: _next_best(chain, told, request, continues, ranks, damaged),
         warm_start=None if continues else request.warm_start,
     )
     notes.extend(restored.notes)
@@ -83,13 +87,40 @@ def fill_model(
 
 
 def _next_best(
-    chain: Chain, request: RunRequest, continues: bool, ranks: Ranks, damaged: Mapping[str, str]
+    chain: Chain,
+    told: ToldCheckpoint | None,
+    request: RunRequest,
+    continues: bool,
+    ranks: Ranks,
+    damaged: Mapping[str, str],
 ) -> Chain | None:
     if continues:
         found = agree_on_chain(request.checkpoints, ranks, request.resume_step, damaged=damaged)
         if found is None or request.resume_step is None:
-            return found
+            return None if found is None else _beside_told(found, told, request)
         # The same step by other files: what was saved meanwhile isn't left behind knowingly.
         return replace(found, newest_seen=chain.newest_seen)
     assert request.warm_start is not None
     return agree_on_chain(RunFolder(path=Path(request.warm_start.run)).checkpoints, ranks, damaged=damaged)
+
+
+def _told(request: RunRequest, ranks: Ranks) -> ToldCheckpoint | None:
+    """The newest checkpoint that the run's own files tell of, on all ranks; rank 0 alone writes them.
+
+    Read before the checkpoints are looked at: what is committed in between is newer, and not missed.
+    """
+    told: object = None
+    if ranks.rank == 0:
+        try:
+            told = newest_told(request.folder.log, request.folder.best)
+        except OSError as error:
+            told = ConfigError(f"{request.folder.log} can't be read: {error.strerror}", remedy="check its permissions")
+    told = ranks.broadcast_object(told)
+    if isinstance(told, ConfigError):
+        raise told
+    return told if isinstance(told, ToldCheckpoint) else None
+
+
+def _beside_told(chain: Chain, told: ToldCheckpoint | None, request: RunRequest) -> Chain:
+    """Who names a step goes back to it on purpose, and loses nothing."""
+    return chain if request.resume_step is not None else with_lost_steps(chain, told)

@@ -220,6 +220,62 @@ def test_a_resume_names_the_damage_and_the_steps_that_it_would_lose(
     assert found["start_step"] == 4
 
 
+@pytest.mark.parametrize("teller", ["log.jsonl", "an old log.jsonl", "best.json"])
+def test_a_missing_newest_manifest_is_named_with_the_steps_that_it_costs(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], teller: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    (run / "checkpoints" / "manifests" / "00000003-s1.json").unlink()
+    if teller == "best.json":
+        (run / "log.jsonl").unlink()
+        best = {"metric": "auc", "value": 0.5, "rows": 9, "step": 5, "manifest": "manifests/00000003-s1.json"}
+        (run / "best.json").write_text(json.dumps(best))
+    elif teller == "an old log.jsonl":
+        logged = map(json.loads, (run / "log.jsonl").read_text().splitlines())
+        records = [{key: value for key, value in record.items() if key != "manifest"} for record in logged]
+        (run / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    found = run_json(capsys, "train", "--resume", "auto", "--set", f"run.path={run}", "--dry-run")
+    told = "\n".join(found["notes"])
+    name = "a checkpoint" if teller.startswith("an old") else "manifests/00000003-s1.json"
+    said = f"{name} (step 5): it is missing, and {teller.removeprefix('an old ')} tells that it was committed"
+    assert f"skipped a newer checkpoint, {said}" in told
+    assert "1 steps are lost: step 4 is the newest that can be restored" in told
+    assert found["start_step"] == 4
+    on_purpose = run_json(capsys, "train", "--resume", "4", "--set", f"run.path={run}", "--dry-run")
+    assert not [note for note in on_purpose["notes"] if "lost" in note or "missing" in note]
+
+
+def test_an_unreadable_newest_manifest_costs_steps_that_the_log_tells(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    (run / "checkpoints" / "manifests" / "00000003-s1.json").write_text("garbage")
+    found = run_json(capsys, "train", "--resume", "auto", "--set", f"run.path={run}", "--dry-run")
+    told = "\n".join(found["notes"])
+    assert "skipped a newer checkpoint, manifests/00000003-s1.json (step 5): manifests/00000003-s1.json" in told
+    assert told.count("skipped") == 1
+    assert "1 steps are lost: step 4 is the newest that can be restored" in told
+
+
+def test_the_data_of_a_missing_manifest_outlives_the_next_start_and_not_its_first_save(
+    trained: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    checkpoints = run / "checkpoints"
+    (checkpoints / "manifests" / "00000003-s1.json").unlink()
+    data = {path.name for path in (checkpoints / "data").glob("00000003-s1*")}
+    dataset = trained.parent / "dataset"
+    run_training(1, run, dataset, ["train.max_steps=4"], resume=True)
+    assert data
+    assert {path.name for path in (checkpoints / "data").glob("00000003-s1*")} == data
+    run_training(1, run, dataset, ["train.max_steps=6"], resume=True)
+    run_training(1, run, dataset, ["train.max_steps=7"], resume=True)
+    assert not list((checkpoints / "data").glob("00000003-s1*"))
+
+
 def test_going_back_on_purpose_is_told(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = run_json(capsys, "train", "--resume", "2", "--set", f"run.path={trained}", "--dry-run")
     assert "going back to step 2: what was saved after it, up to manifests/00000003-s1.json, is left" in str(

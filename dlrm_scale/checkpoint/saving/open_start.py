@@ -137,7 +137,8 @@ def _claim(
     if run is not None:
         _refuse_to_share(storage, run, number)
     _refuse_to_orphan(storage, resumed_from)
-    sweep_orphans(storage, start=number, progress=ballot.progress)
+    missing = [skip.name for skip in resumed_from.skipped] if resumed_from is not None else []
+    sweep_orphans(storage, start=number, keep=missing, progress=ballot.progress)
     if not chain.needs_baseline and not _is_there(storage, chain, ballot):
         warnings.warn(
             f"{chain.tip_name} in {storage.address} has been removed since it was restored, so the first checkpoint of "

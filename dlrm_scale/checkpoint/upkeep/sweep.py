@@ -14,7 +14,7 @@ A temporary manifest from before the removal is gone, and the link fails, or has
 from after it finds the fence, or, when that has been taken away again, finds data missing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from dlrm_scale.checkpoint.chain.leases import expired_leases, read_leases
@@ -31,12 +31,15 @@ from dlrm_scale.checkpoint.storage.storage import Storage
 __all__ = ["dead_merges", "stale_leftovers", "sweep_merges", "sweep_orphans", "sweep_stale"]
 
 
-def sweep_orphans(storage: Storage, *, start: int, progress: Callable[[], None] = lambda: None) -> list[str]:
+def sweep_orphans(
+    storage: Storage, *, start: int, keep: Collection[str] = (), progress: Callable[[], None] = lambda: None
+) -> list[str]:
     """Remove a trainer's data files that no manifest names, and temporary manifests; only before its ranks write.
 
     Args:
         storage: the checkpoints.
         start: number of this start; what a newer one has written stays.
+        keep: names of manifests that are missing and may be put back: their data stays.
         progress: called after each manifest that was read.
 
     Returns:
@@ -53,7 +56,12 @@ def sweep_orphans(storage: Storage, *, start: int, progress: Callable[[], None] 
     ]
     removed = _remove(storage, temporary)
     data_names = _unnamed(storage.list_names("data"), read_manifests(storage, progress))
-    orphans = [name for name in data_names if (numbers := parse_data_name(name)) is not None and numbers[1] <= start]
+    kept = {parse_manifest_name(name) for name in keep}
+    orphans = [
+        name
+        for name in data_names
+        if (numbers := parse_data_name(name)) is not None and numbers[1] <= start and numbers[:2] not in kept
+    ]
     return removed + _remove(storage, orphans)
 
 
