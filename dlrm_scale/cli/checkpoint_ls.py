@@ -1,15 +1,27 @@
 """`dlrm-scale checkpoint ls`: which checkpoints a run has."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import typer
 
 from dlrm_scale.cli.checkpoint_words import AsJson, Run, best_of, local_time, print_json, short_name
 
+if TYPE_CHECKING:
+    from dlrm_scale.checkpoint.verify import CheckpointRow
+
 __all__ = ["ls"]
 
 _DAMAGED = 4
+
+_DROPPED_FIRST = ("time", "rows", "size", "kind")
+"""On a terminal that is too narrow; all are in --json."""
+
+_STATE_COLUMNS = 20
+"""Of a terminal, at least: what is wrong with a file takes several lines of it."""
+
+_GAP = 3
 
 
 def ls(run: Run, as_json: AsJson = False) -> None:
@@ -27,36 +39,56 @@ def ls(run: Run, as_json: AsJson = False) -> None:
     if as_json:
         print_json([{**asdict(row), "best": row.name in best} for row in rows])
         raise typer.Exit(_DAMAGED if damaged else 0)
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    from dlrm_scale.units import format_bytes, format_count
-
-    table = Table("name", "kind", "step", "rows", "size", "time", "state", box=SIMPLE_HEAD, pad_edge=False)
-    for column in table.columns[2:5]:
-        column.justify = "right"
-    table.columns[0].overflow = "fold"  # whole, as it can be given to `show`
-    table.columns[5].no_wrap = True
-    for row in rows:
-        table.add_row(
-            short_name(row.name),
-            row.kind,
-            "?" if row.step is None else format_count(row.step),
-            format_count(row.rows),
-            format_bytes(row.bytes),
-            local_time(row.created_unix_seconds),
-            ", ".join(
-                [row.state]
-                + (["best"] if row.name in best else [])
-                + (["dead branch"] if row.dead_branch is not None else [])
-            ),
-        )
-    Console().print(table)
+    _print_table(rows, best)
     for left in dict.fromkeys(row.dead_branch for row in rows if row.dead_branch is not None):
         steps = [row.step for row in rows if row.dead_branch == left and row.step is not None]
         typer.echo(f"{left}, not from steps {min(steps, default='?')} to {max(steps, default='?')}")
     raise typer.Exit(_DAMAGED if damaged else 0)
+
+
+def _print_table(rows: "Sequence[CheckpointRow]", best: Collection[str]) -> None:
+    """Names are whole on one line, as they are copied; a terminal that is too narrow lacks other columns instead."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from dlrm_scale.units import format_bytes, format_count
+
+    cells = {
+        "name": [short_name(row.name) for row in rows],
+        "kind": [row.kind for row in rows],
+        "step": ["?" if row.step is None else format_count(row.step) for row in rows],
+        "rows": [format_count(row.rows) for row in rows],
+        "size": [format_bytes(row.bytes) for row in rows],
+        "time": [local_time(row.created_unix_seconds) for row in rows],
+        "state": [_state(row, best) for row in rows],
+    }
+    widths = {title: max(map(len, (title, *found))) for title, found in cells.items()}
+    console = Console()
+    # A script's lines are never folded; on a terminal the state may be.
+    folds = console.is_terminal
+    if folds:
+        widths["state"] = min(widths["state"], _STATE_COLUMNS)
+    for title in _DROPPED_FIRST:
+        if folds and sum(widths.values()) + _GAP * len(widths) > console.width:
+            del widths[title], cells[title]
+    needed = sum(widths.values()) + _GAP * len(widths)
+    if not folds or needed > console.width:
+        console = Console(width=needed)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for title in cells:
+        right = title in ("step", "rows", "size")
+        table.add_column(title, justify="right" if right else "left", no_wrap=title != "state", overflow="fold")
+        table.columns[-1].min_width = widths[title]
+    for found in zip(*cells.values(), strict=True):
+        table.add_row(*map(Text, found))
+    console.print(table)
+
+
+def _state(row: "CheckpointRow", best: Collection[str]) -> str:
+    marks = (["best"] if row.name in best else []) + (["dead branch"] if row.dead_branch is not None else [])
+    return ", ".join([row.state, *marks])
 
 
 def _standing_for(best: str | None, names: Collection[str]) -> set[str]:

@@ -1,6 +1,7 @@
 """`checkpoint ls | show | gc` in words: one word for one thing, counts with their nouns, URLs that can't be meant."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -149,3 +150,29 @@ def test_what_a_dry_run_of_gc_would_remove_is_counted_in_words(root: Path, capsy
     left.write_bytes(b"x" * 2048)
     assert run_command("checkpoint", "gc", root.parent, "--dry-run") == 0
     assert "would free 2.0 KiB in 1 file\n" in capsys.readouterr().out
+
+
+def test_names_are_whole_in_a_listing_of_any_width(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merge(root, "baseline")
+    for path in sorted((root / "data").iterdir())[:1]:
+        path.unlink()
+    names = {path.stem for path in (root / "manifests").iterdir()}
+    monkeypatch.setenv("COLUMNS", "40")
+    capsys.readouterr()
+    assert run_command("checkpoint", "ls", root.parent) == 4
+    piped = capsys.readouterr().out.splitlines()
+    assert piped[1].split() == ["name", "kind", "step", "rows", "size", "time", "state"]
+    assert {line.split()[0] for line in piped[3 : 3 + len(names)]} == names
+    assert any(line.rstrip().endswith("is missing") for line in piped)  # with its whole state
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    for columns, titles in (
+        ("80", ["name", "kind", "step", "rows", "size", "state"]),
+        ("40", ["name", "step", "state"]),
+    ):
+        monkeypatch.setenv("COLUMNS", columns)
+        run_command("checkpoint", "ls", root.parent)
+        told = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+        assert set(told[1].split()) <= set(titles), columns
+        assert {line.split()[0] for line in told[3:] if line.strip()} >= names, columns
