@@ -1,6 +1,7 @@
 """`dlrm-scale checkpoint verify`: whether a run's checkpoints are sound."""
 
 import time
+from contextlib import ExitStack
 from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -81,9 +82,11 @@ def verify(
     lines = [f"{p.file} {p.reason}" + (f"; it breaks {', '.join(p.breaks)}" if p.breaks else "") for p in problems]
     if level is Level.restore:
         result["restore"] = restored = _check_restore(storage, which)
-        result["ok"] = result["ok"] and not restored["faults"]
+        result["ok"] = result["ok"] and not restored["faults"] and restored["error"] is None
         known = {problem.file for problem in problems}
         lines += [f"{file}: {reason}" for file, reason in restored["faults"] if file not in known]
+        if restored["error"] is not None:
+            lines.append(restored["error"])
     if as_json:
         print_json(result)
         raise typer.Exit(0 if result["ok"] else _DAMAGED)
@@ -109,11 +112,19 @@ def _check_restore(storage: "Storage", step: int | str | None) -> dict[str, Any]
     from dlrm_scale.checkpoint.restoring.restore_check import check_restore
     from dlrm_scale.checkpoint.verify import chain_of_step
     from dlrm_scale.cli.byte_progress import ByteProgress
+    from dlrm_scale.errors import CheckpointError, MissingCheckpointError, StorageError
 
-    with hold_chain(storage, lambda: chain_of_step(storage, step)) as chain:
+    with ExitStack() as held:
+        try:
+            chain = held.enter_context(hold_chain(storage, lambda: chain_of_step(storage, step)))
+        except (StorageError, MissingCheckpointError):
+            raise
+        except CheckpointError as error:
+            # that no checkpoint is whole is what was asked for
+            return {"checkpoint": None, "faults": [], "error": error.message}
         assert chain is not None
         with ByteProgress("restoring", chain.size_bytes) as bar:
-            return asdict(check_restore(chain, progress=bar.advance))
+            return asdict(check_restore(chain, progress=bar.advance)) | {"error": None}
 
 
 def _ignore(size_bytes: int) -> None:

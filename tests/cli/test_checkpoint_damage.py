@@ -1,6 +1,7 @@
 """What the commands say of damage: the file, the steps that are lost, and what to do; an outage is no damage."""
 
 import errno
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -287,3 +288,22 @@ def test_a_merge_on_a_full_disk_says_how_to_make_room(
     told = capsys.readouterr().err
     assert f"remedy: make room on its disk: `dlrm-scale checkpoint gc {saved[0]}` removes old checkpoints" in told
     assert run_json(capsys, "checkpoint", "ls", saved[0])
+
+
+def test_a_run_without_a_whole_checkpoint_is_told_in_json_too(
+    saved: tuple[Path, Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = saved
+    for path in (folder / "checkpoints" / "data").glob("00000001-*"):
+        path.unlink()
+    words = ("checkpoint", "verify", folder, "--level", "restore")
+    assert run_command(*words, "--json") == 4
+    told = capsys.readouterr()
+    found = json.loads(told.out)
+    assert (found["ok"], told.err) == (False, "")
+    assert found["restore"]["checkpoint"] is None
+    assert "is valid" in found["restore"]["error"]
+    assert {problem["reason"] for problem in found["problems"]} == {"is missing"}
+    assert run_command(*words) == 4
+    assert "damaged files:\n  data/00000001-" in capsys.readouterr().err
+    assert run_command(*words, "--step", "9", "--json") == 2
