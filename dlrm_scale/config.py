@@ -274,7 +274,8 @@ class CheckpointConfig(_Section):
     """How many restores from rounded values a run expects, each of which adds an error; with int8 rows at most 10, for
     which there is evidence. A run that has had as many writes its deltas' rows in fp32, and says so."""
     keep_baselines: Positive = 2
-    """Chains (a baseline with its deltas) that are kept; older files are removed after a commit."""
+    """Chains (a baseline with its deltas) that are kept; older files are removed after a commit. With 1
+    a damaged baseline loses every checkpoint, which training warns of."""
     on_failure: Literal["warn", "stop"] = "warn"
     """What a failed save does to training; the rows stay marked for the next one either way."""
     vote_timeout_seconds: Positive = 120

@@ -23,7 +23,7 @@ from dlrm_scale.train.micro_batch_rows import check_micro_batches
 from dlrm_scale.train.plan_table import describe_plan
 from dlrm_scale.train.restore_notes import chain_notes, change_notes, lossy_notes, trained_precision_notes
 from dlrm_scale.train.run_folder import RunRequest
-from dlrm_scale.train.setup import build_on_ranks, device_kind, precision_notes, set_threads
+from dlrm_scale.train.setup import build_on_ranks, device_kind, precision_notes, retention_notes, set_threads
 from dlrm_scale.train.starting_values import NO_CHECKPOINT_YET, choose_start
 from dlrm_scale.train.stop import StopRequest
 from dlrm_scale.train.summary import text_table
@@ -156,7 +156,7 @@ def _rehearse(request: RunRequest, ranks: Ranks, stop: StopRequest) -> DryRun:
         plan=plan,
         needs=memory.needs,
         local_ranks=ranks.local_ranks,
-        notes=[*notes, *precision_notes(config, ranks.device)],
+        notes=[*notes, *precision_notes(config, ranks.device), *retention_notes(config)],
         refusal=refusal,
     )
 

@@ -36,6 +36,7 @@ __all__ = [
     "pipeline_kind",
     "plan_notes",
     "precision_notes",
+    "retention_notes",
     "set_threads",
 ]
 
@@ -119,6 +120,16 @@ def precision_notes(config: Config, device: torch.device) -> list[str]:
     return [
         'warning: train.precision = "bf16": this CPU has neither AVX512-BF16 nor AMX, so the dense part is slower than '
         "in fp32"
+    ]
+
+
+def retention_notes(config: Config) -> list[str]:
+    """Warn of a single chain, which `checkpoint gc` and `checkpoint merge` refuse to go down to."""
+    if config.checkpoint.keep_baselines > 1:
+        return []
+    return [
+        "warning: checkpoint.keep_baselines = 1 keeps a single chain, so one damaged file of its baseline loses every "
+        "checkpoint; the default of 2 keeps another one, and so do `checkpoint gc` and `checkpoint merge`"
     ]
 
 

@@ -59,6 +59,7 @@ from dlrm_scale.train.setup import (
     pipeline_kind,
     plan_notes,
     precision_notes,
+    retention_notes,
     set_threads,
 )
 from dlrm_scale.train.starting_values import choose_start, fill_model
@@ -163,6 +164,7 @@ def _train_on(
     notes += [f"warning: {warning}" for warning in memory.warnings]
     notes += [*auto.notes, *plan_notes(config, sharded.plan, ranks)]
     notes += [*precision_notes(config, ranks.device), *exchange_notes(config, sharded.layout)]
+    notes += retention_notes(config)
     notes += compile_layers(model, config, ranks)
     restored = fill_model(model, chain, continues, dataset, request, ranks, notes)
     resumed = restored if continues else None
