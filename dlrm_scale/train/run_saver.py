@@ -1,5 +1,6 @@
 """Saves a run: when a checkpoint is due, what goes into it, how it ended, and what that means for the run."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +25,8 @@ INTERVAL_KEY = "checkpoint_interval_steps"
 
 _NOT_STEPS = ("checkpoint", "evaluation", "profile")
 """Intervals of the clock that no step's time contains."""
+
+_NUMBER = re.compile(r"[0-9]+")
 
 
 @dataclass(kw_only=True)
@@ -66,6 +69,8 @@ class RunSaver:
         self._failed = False
         self._wanted = False
         self._said: set[str] = set()
+        self._repeats: dict[str, tuple[str, int]] = {}
+        """The last failure and the last warning of saves, without numbers, and how often they have come on end."""
 
     def begin(self) -> None:
         """Before the first step."""
@@ -204,13 +209,9 @@ class RunSaver:
                 "warning": outcome.warning,
             },
         )
-        if outcome.warning:
-            report.say(f"warning: checkpoint of step {outcome.step}: {outcome.warning}")
-        if not outcome.committed:
-            report.say(
-                f"warning: checkpoint of step {outcome.step} failed: {outcome.error}; "
-                "its rows stay marked for the next one"
-            )
+        self._say_unless_repeated("warning", outcome, outcome.warning, "")
+        error = None if outcome.committed else str(outcome.error)
+        self._say_unless_repeated("failed", outcome, error, "; its rows stay marked for the next one")
         if any(outcome.unstaged_bytes):
             rank = max(range(len(outcome.unstaged_bytes)), key=outcome.unstaged_bytes.__getitem__)
             self._say_once(
@@ -223,6 +224,21 @@ class RunSaver:
         conflict = self.cadence.conflict()
         if conflict is not None:
             self._say_once("conflict", conflict)
+
+    def _say_unless_repeated(self, what: str, outcome: SaveOutcome, text: str | None, hint: str) -> None:
+        """Say what is wrong in full once, and then for as long as it lasts a short line with the count."""
+        if text is None:
+            self._repeats.pop(what, None)
+            return
+        told = _NUMBER.sub("#", text)  # of steps, files and bytes
+        before, count = self._repeats.get(what, ("", 0))
+        count = count + 1 if told == before else 1
+        self._repeats[what] = told, count
+        failed = " failed" if what == "failed" else ""
+        if self.report is not None and count == 1:
+            self.report.say(f"warning: checkpoint of step {outcome.step}{failed}: {text}{hint}")
+        elif self.report is not None:
+            self.report.say(f"warning: checkpoint of step {outcome.step}{failed}: as before, {count} in a row")
 
     def _say_once(self, what: str, text: str) -> None:
         if what not in self._said and self.report is not None:
