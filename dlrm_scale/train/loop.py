@@ -70,6 +70,7 @@ class TrainingLoop:
         start_step: completed steps before this start.
         rows_before: training rows before this start.
         cursor: data position of the last applied step, or None before the first.
+        rank_state: this rank's own tensors in the checkpoint that it goes on from; empty if they aren't known.
         saver: of the run's checkpoints.
         validate: evaluates on the given number of rows (0: all) without disturbing training; None when a signal
             ended it.
@@ -91,6 +92,7 @@ class TrainingLoop:
     start_step: int
     rows_before: int
     cursor: Mapping[str, object] | None
+    rank_state: Mapping[str, torch.Tensor]
     saver: RunSaver
 
     def run(self) -> LoopEnd:
@@ -138,6 +140,7 @@ class TrainingLoop:
         self._judged_step = -1
         self._start_up_seconds = self.clock.restart()
         self._window = LogWindow(self.clock, self.loader, self.config, self.gpu)
+        self._window.go_on_from(self.rank_state, self.ranks.device)
         self._agreement = StepAgreement(self.ranks.rank, self.ranks.ranks, self.ranks.control_group)
         self._stopping = False
         self._watch = FiniteWatch()
@@ -195,12 +198,12 @@ class TrainingLoop:
     def _wants_to_stop(self) -> bool:
         return self.stop.requested or self.saver.wants_to_stop
 
-    def _log(self) -> None:
+    def _log(self, *, go_on: bool = False) -> None:
         self._settle()
         with self.clock.interval("logging"):
             if self.gpu is not None:
                 self.gpu.read()  # the newest loss was just waited for, so all events before it have passed
-            values = self._window.close(self.ranks)
+            values = self._window.close(self.ranks, go_on=go_on)
             if self.report is None:
                 return
             factor = self._rate_factor(self.step - 1)
@@ -260,7 +263,7 @@ class TrainingLoop:
 
     def _save(self) -> None:
         self._settle()
-        self.saver.save(self.step, self.cursor, self.rows_before + self._rows)
+        self.saver.save(self.step, self.cursor, self.rows_before + self._rows, self._window.state())
 
     def _tell_of_profiles(self) -> None:
         for note in self.profiler.take_notes():
@@ -287,8 +290,8 @@ class TrainingLoop:
         self._settle()
         self.profiler.end()
         self._tell_of_profiles()
-        if self._window.steps:
-            self._log()
+        if self._window.steps and self._rows:
+            self._log(go_on=True)
         self.saver.wait()
         self.saver.require_finite_values()
         if self.step != self.saver.saved_step or self._saved_nothing():

@@ -122,6 +122,8 @@ class RunReport:
             f"{values['samples_per_second']:,.0f} samples/s  loss {values['loss']:.4f}  "
             f"AUC {'-' if auc is None else format(auc, '.4f')}  data wait {values['data_wait_share']:.1%}"
         )
+        if values.get("partial_window"):
+            note += f"  (of {values['window_steps']} steps)"
         if self._bar:
             self._bar.update(self._task, completed=step, note=note)
         else:

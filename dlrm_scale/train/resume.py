@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 
+import torch
+
 from dlrm_scale.checkpoint import Chain, DamagedFileError, Restored, restore
 from dlrm_scale.checkpoint.chain.lossy import lossy_restores_after
 from dlrm_scale.checkpoint.chain.schema_match import SchemaChanges
@@ -64,6 +66,7 @@ class RestoredRun:
         chain: what was read.
         rows_consumed: training rows so far, or None if the checkpoint doesn't say.
         same_ranks: the checkpoint came from as many ranks.
+        rank_state: this rank's own tensors in it; empty from another number of ranks.
         lossy_restores: of the run so far, this one included.
         report: what it took.
         notes: lines for the user.
@@ -74,6 +77,7 @@ class RestoredRun:
     chain: Chain
     rows_consumed: int | None
     same_ranks: bool
+    rank_state: Mapping[str, torch.Tensor]
     lossy_restores: int
     report: RestoreReport
     notes: list[str] = field(default_factory=list)
@@ -154,6 +158,7 @@ def restore_run(
         chain=chain,
         rows_consumed=restored.rows_consumed,
         same_ranks=restored.rank_state is not None,
+        rank_state=restored.rank_state or {},
         lossy_restores=lossy_restores,
         report=RestoreReport(
             step=restored.step,

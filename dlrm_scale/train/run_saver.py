@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+import torch
+
 from dlrm_scale.checkpoint import CheckpointEngine, SaveOutcome
 from dlrm_scale.checkpoint.saving.cadence import Cadence
 from dlrm_scale.config import CheckpointConfig
@@ -101,13 +103,20 @@ class RunSaver:
         # the wish is a step old; a save since then has fulfilled it
         return wanted and self.saved_step < step - 1
 
-    def save(self, step: int, cursor: Mapping[str, object] | None, rows_consumed: int) -> None:
+    def save(
+        self,
+        step: int,
+        cursor: Mapping[str, object] | None,
+        rows_consumed: int,
+        log_window: Mapping[str, torch.Tensor],
+    ) -> None:
         """Begin to save this step.
 
         Args:
             step: completed ones.
             cursor: data position of the last applied step, or None before the first.
             rows_consumed: training rows so far.
+            log_window: this rank's part of what is logged next; see `LogWindow.state`.
         """
         with self.clock.interval("checkpoint"):
             began_seconds = self.clock.elapsed()
@@ -117,7 +126,7 @@ class RunSaver:
                 step=step,
                 cursor=dict(cursor or {}),
                 dense=self.sharded.dense_state(),
-                rank_state=capture_random_state(),
+                rank_state={**capture_random_state(), **log_window},
                 extra={
                     **self.record,
                     "best": self.best.record,

@@ -238,6 +238,7 @@ def _train_on(
         start_step=start_step,
         rows_before=(resumed.rows_consumed or 0) if resumed else 0,
         cursor=resumed.cursor if resumed else None,
+        rank_state=resumed.rank_state if resumed else {},
         saver=RunSaver(
             config=config.checkpoint,
             engine=engine,
