@@ -7,11 +7,12 @@ from typing import Literal
 from dlrm_scale.checkpoint.chain.chain import Chain, find_chain, open_chain, open_step
 from dlrm_scale.checkpoint.chain.dead_branches import LeftBehind, dead_branches
 from dlrm_scale.checkpoint.files.file_names import checkpoint_name, parse_manifest_name
-from dlrm_scale.checkpoint.files.format import file_fault
-from dlrm_scale.checkpoint.files.manifest import Manifest, ParentRecord
+from dlrm_scale.checkpoint.files.format import file_fault, tensors_are_intact
+from dlrm_scale.checkpoint.files.manifest import FileRecord, Manifest, ParentRecord
 from dlrm_scale.checkpoint.files.manifest_files import (
     ManifestFile,
     check_format,
+    format_fault,
     list_manifests,
     no_checkpoint,
     read_manifests,
@@ -33,6 +34,11 @@ __all__ = [
 VerifyLevel = Literal["manifest", "size", "full"]
 """manifest: manifests and their links; size: also that data files are there; full: also every byte. (A whole restore is
 checked by `restore_check`.)"""
+
+HEADER_FAULT = (
+    "has a damaged header: its rows and values are intact, and restores, exports and merges use them, but safetensors "
+    "can't open the file any more"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +92,7 @@ def list_checkpoints(location: Location) -> list[CheckpointRow]:
         CheckpointError: the folder is missing or has a newer format.
     """
     storage = _open(location)
+    check_format(storage)
     broken: dict[str, str] = {}
     rows = []
     for problem in _problems(storage, "size"):
@@ -202,7 +209,10 @@ def verify(
     Raises:
         CheckpointError: the folder is missing or has a newer format.
     """
-    return _problems(_open(location), level, progress)
+    storage = _open(location)
+    problems = _problems(storage, level, progress)
+    fault = format_fault(storage)
+    return problems if fault is None else [Problem(file="FORMAT", reason=fault, breaks=()), *problems]
 
 
 def data_bytes(location: Location) -> int:
@@ -215,7 +225,7 @@ def _open(location: Location) -> Storage:
     storage = open_storage(location)
     if not storage.exists("manifests"):
         raise no_checkpoint(storage)
-    check_format(storage)
+    check_format(storage, unreadable=True)
     return storage
 
 
@@ -253,12 +263,13 @@ def _problems(
         else:
             for data in file.manifest.files if level != "manifest" else ():
                 if data.name not in looked:
-                    looked[data.name] = file_fault(storage, data, read_all=level == "full")
+                    looked[data.name] = _data_fault(storage, data, level)
                     progress(data.size_bytes)
                 fault = looked[data.name]
                 if fault is not None:
                     note(data.name, fault, file.name)
-                    own.add(data.name)
+                    if fault != HEADER_FAULT:
+                        own.add(data.name)
             parent = file.manifest.parent
             if file.manifest.kind != "baseline" and parent is not None:
                 ways = leading.get(parent, [])
@@ -280,6 +291,14 @@ def _problems(
     return [
         Problem(file=name, reason=faults[name].reason, breaks=tuple(faults[name].breaks)) for name in sorted(faults)
     ]
+
+
+def _data_fault(storage: Storage, record: FileRecord, level: VerifyLevel) -> str | None:
+    """As `file_fault`; of a file that only `safetensors` misses something of, `HEADER_FAULT`."""
+    fault = file_fault(storage, record, read_all=level == "full")
+    if fault is None or file_fault(storage, record, read_all=False) is not None:
+        return fault
+    return HEADER_FAULT if tensors_are_intact(storage, record) else fault
 
 
 def _without_name(reason: str, name: str) -> str:

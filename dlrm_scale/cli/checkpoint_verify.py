@@ -1,9 +1,11 @@
 """`dlrm-scale checkpoint verify`: whether a run's checkpoints are sound."""
 
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -12,7 +14,8 @@ from dlrm_scale.cli.checkpoint_words import AsJson, Run, counted, find_step, pri
 
 if TYPE_CHECKING:
     from dlrm_scale.checkpoint.storage.storage import Storage
-    from dlrm_scale.checkpoint.verify import VerifyLevel
+    from dlrm_scale.checkpoint.verify import Problem, VerifyLevel
+    from dlrm_scale.train.told_checkpoints import ToldCheckpoint
 
 __all__ = ["Level", "verify"]
 
@@ -53,14 +56,17 @@ def verify(
     """
     from dlrm_scale.checkpoint.files.manifest_files import no_checkpoint
     from dlrm_scale.checkpoint.storage.storage import open_storage
+    from dlrm_scale.checkpoint.upkeep.leftovers import verify_notes
     from dlrm_scale.checkpoint.verify import data_bytes
     from dlrm_scale.checkpoint.verify import verify as find_problems
     from dlrm_scale.cli.byte_progress import ByteProgress
     from dlrm_scale.errors import CheckpointError, ConfigError
     from dlrm_scale.recipes import find_checkpoints
+    from dlrm_scale.train.told_checkpoints import newest_told
 
     if step is not None and level is not Level.restore:
         raise ConfigError("--step goes with --level restore")
+    told = newest_told(Path(run) / "log.jsonl", Path(run) / "best.json")
     which = find_step(run, step) if step is not None else None
     storage = open_storage(find_checkpoints(run))
     total_bytes = data_bytes(storage)
@@ -69,15 +75,19 @@ def verify(
     with ByteProgress("checking files", total_bytes if reads else 0) as bar:
         files_level = cast("VerifyLevel", "full" if level is Level.restore else level.value)
         problems = find_problems(storage, files_level, progress=bar.advance if reads else _ignore)
+    lost = _lost(storage, told)
+    problems += [] if lost is None else [lost]
     if not total_bytes and not problems:
         raise no_checkpoint(storage)
     seconds = time.perf_counter() - began
+    notes = verify_notes(storage, now=time.time())
     result: dict[str, Any] = {
         "ok": not problems,
         "level": level.value,
         "bytes": total_bytes if reads else 0,
         "seconds": seconds,
         "problems": [asdict(problem) for problem in problems],
+        "notes": notes,
     }
     lines = [f"{p.file} {p.reason}" + (f"; it breaks {', '.join(p.breaks)}" if p.breaks else "") for p in problems]
     if level is Level.restore:
@@ -92,8 +102,8 @@ def verify(
         raise typer.Exit(0 if result["ok"] else _DAMAGED)
     if lines:
         raise CheckpointError(
-            "damaged files:\n  " + "\n  ".join(lines),
-            remedy="put them back from a copy; training resumes from the newest checkpoint that isn't broken",
+            "\n  ".join(["damaged files:", *lines, *(f"note: {note}" for note in notes)]),
+            remedy=f"put them back from a copy; {_consequence(problems, as_told=lines)}",
         )
     from dlrm_scale.units import format_bytes, format_count, format_seconds
 
@@ -104,7 +114,36 @@ def verify(
             f"{format_bytes(restored['bytes_read'])} in {format_seconds(restored['seconds'])}"
         )
     read = f", {format_bytes(total_bytes)} in {format_seconds(seconds)}" if reads else ""
+    for note in notes:
+        typer.echo(f"note: {note}")
     typer.echo(f"{run}: ok ({level.value}{read})")
+
+
+def _consequence(problems: "Sequence[Problem]", as_told: Sequence[str]) -> str:
+    if any(problem.breaks for problem in problems) or len(as_told) > len(problems):
+        return "training resumes from the newest checkpoint that isn't broken"
+    if any(problem.file == "FORMAT" for problem in problems):
+        return "no checkpoint is broken, but a start refuses the folder while FORMAT can't be read"
+    return "no checkpoint is broken by them, and training resumes from the newest"
+
+
+def _lost(storage: "Storage", told: "ToldCheckpoint | None") -> "Problem | None":
+    """The newest checkpoint that the run's own files tell of, where no manifest is as new."""
+    from dlrm_scale.checkpoint.files.manifest_files import read_manifests
+    from dlrm_scale.checkpoint.verify import Problem
+
+    files = read_manifests(storage) if told is not None else []
+    steps = [file.manifest.step for file in files if file.manifest is not None]
+    older = [told is not None and told.is_newer_than(file.name, max(steps, default=None)) for file in files]
+    unread = any(file.manifest is None for file in files)
+    if told is None or not all(older) or (unread and not told.manifest):
+        return None
+    return Problem(
+        file=told.manifest or f"the manifest of step {told.step}",
+        reason=f"is missing: {told.source} tells that step {told.step} was committed, and the newest there is of step "
+        f"{max(steps, default='none')}",
+        breaks=(told.manifest,) if told.manifest else (),
+    )
 
 
 def _check_restore(storage: "Storage", step: int | str | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from dlrm_scale.config import Config
+from dlrm_scale.errors import ConfigError
 from dlrm_scale.recipes.load import load_config
 
 __all__ = ["checkpoint_location", "find_checkpoints"]
@@ -29,5 +30,13 @@ def find_checkpoints(run: str) -> str:
     run = path if separator else run
     folder = Path(run)
     if (folder / "config.toml").is_file():
-        return load_config(folder / "config.toml").checkpoint.path or str(folder / "checkpoints")
+        try:
+            return load_config(folder / "config.toml").checkpoint.path or str(folder / "checkpoints")
+        except ConfigError as error:
+            if not (folder / "checkpoints").is_dir():
+                raise
+            remedy = "put config.toml back from a copy" if error.remedy is None else error.remedy
+            raise ConfigError(
+                error.message, remedy=f"{remedy}; its checkpoints can be named themselves: {folder / 'checkpoints'}"
+            ) from None
     return str(folder / "checkpoints") if (folder / "checkpoints").is_dir() else run

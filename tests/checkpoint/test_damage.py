@@ -277,8 +277,19 @@ def test_after_a_resume_past_damage_new_checkpoints_are_the_newest(
     assert load_chain(found, TARGET, truth, optimizer=OPTIMIZER).equals(truth)
 
 
+def test_a_format_file_that_the_crash_of_a_first_start_has_torn_is_written_anew(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    root.mkdir()
+    (root / "FORMAT").write_text('{"form')
+    assert find_chain(root) is None
+    run = Run(root, make_layout("row_wise", 1), make_truth(TABLES, ["row"]))
+    run.save(1)
+    assert json.loads((root / "FORMAT").read_text())["major"] == 1
+    assert verify(root) == []
+
+
 def test_the_command_exits_with_4_and_names_the_damaged_file(damaged: Path) -> None:
-    _flip(damaged / "data" / "00000006-s2a3-r1.safetensors")
+    _zero(damaged / "data" / "00000006-s2a3-r1.safetensors")
     runner = CliRunner()
     result = runner.invoke(app, ["verify", str(damaged.parent)])
     assert isinstance(result.exception, CheckpointError)

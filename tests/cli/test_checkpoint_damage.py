@@ -14,6 +14,7 @@ from dlrm_scale.checkpoint import find_chain
 from dlrm_scale.checkpoint.chain.chain import Chain
 from dlrm_scale.checkpoint.chain.damage import damage_met, lost_steps
 from dlrm_scale.checkpoint.storage.local_storage import LocalReadableFile, LocalStorage
+from dlrm_scale.errors import CheckpointError
 from tests.checkpoint.merging import files_of, go_on, merge, start
 from tests.checkpoint.simulated_run import Run, make_layout
 from tests.support.command_line import run_command, run_json
@@ -307,3 +308,84 @@ def test_a_run_without_a_whole_checkpoint_is_told_in_json_too(
     assert run_command(*words) == 4
     assert "damaged files:\n  data/00000001-" in capsys.readouterr().err
     assert run_command(*words, "--step", "9", "--json") == 2
+
+
+def test_verify_names_a_committed_step_whose_manifest_is_gone(
+    saved: tuple[Path, Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = saved
+    newest = max((folder / "checkpoints/manifests").iterdir())
+    record = {"event": "checkpoint", "step": 4, "committed": True, "manifest": f"manifests/{newest.name}"}
+    (folder / "log.jsonl").write_text(json.dumps(record) + "\n")
+    assert run_command("checkpoint", "verify", folder) == 0
+    newest.unlink()
+    for level in ("manifest", "full"):
+        assert run_command("checkpoint", "verify", folder, "--level", level) == 4
+        told = capsys.readouterr().err
+        assert f"manifests/{newest.name} is missing: log.jsonl tells that step 4 was committed" in told
+        assert "the newest there is of step 3" in told
+
+
+def test_verify_names_a_format_file_that_can_not_be_read_and_others_refuse_it(
+    saved: tuple[Path, Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = saved
+    (folder / "checkpoints/FORMAT").write_text("garbage")
+    for level in ("manifest", "size", "full"):
+        assert run_command("checkpoint", "verify", folder, "--level", level) == 4
+        assert "FORMAT is damaged" in capsys.readouterr().err
+    assert run_command("checkpoint", "ls", folder) == 4
+    assert "or remove it if dlrm-scale has written these checkpoints" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match="FORMAT in"):
+        find_chain(folder / "checkpoints")
+    (folder / "checkpoints/FORMAT").unlink()
+    assert run_command("checkpoint", "verify", folder) == 0
+
+
+def test_verify_notes_a_start_whose_record_can_not_be_read(
+    saved: tuple[Path, Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = saved
+    (folder / "checkpoints/starts/1.json").write_text("garbage")
+    [note] = run_json(capsys, "checkpoint", "verify", folder)["notes"]
+    assert note.startswith("starts/1.json can't be read: its number still counts")
+
+
+def test_verify_notes_data_that_nobody_will_commit(saved: tuple[Path, Run], capsys: pytest.CaptureFixture[str]) -> None:
+    folder, _ = saved
+    (folder / "checkpoints/data/00000002-s1a9-r0.safetensors").write_bytes(b"x")
+    (folder / "checkpoints/data/00000099-s1a9-r0.safetensors").write_bytes(b"its trainer, this process, is alive")
+    [note] = run_json(capsys, "checkpoint", "verify", folder)["notes"]
+    assert note.startswith("no manifest names 1 of the files in data/ (data/00000002-s1a9-r0.safetensors)")
+
+
+def test_a_damaged_header_breaks_no_checkpoint(
+    saved: tuple[Path, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = saved
+    file = folder / "checkpoints/data/00000005-s1a5-r0.safetensors"
+    data = bytearray(file.read_bytes())
+    header = 8 + int.from_bytes(data[:8], "little")
+    data[:header] = bytes(header)
+    file.write_bytes(data)
+    assert run_command("checkpoint", "verify", folder) == 4
+    told = capsys.readouterr().err
+    assert f"data/{file.name} has a damaged header: its rows and values are intact" in told
+    assert "it breaks" not in told
+    assert "no checkpoint is broken by them, and training resumes from the newest" in told
+    assert _chain(folder / "checkpoints").step == 4
+    assert _export(folder, tmp_path / "out") == 0
+    data[-1] ^= 1
+    file.write_bytes(data)
+    assert run_command("checkpoint", "verify", folder) == 4
+    assert "it breaks manifests/00000005-s1.json" in capsys.readouterr().err
+
+
+def test_a_config_that_can_not_be_read_does_not_hide_the_checkpoints(
+    saved: tuple[Path, Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = saved
+    (folder / "config.toml").write_text("garbage")
+    assert run_command("checkpoint", "ls", folder) == 2
+    assert f"its checkpoints can be named themselves: {folder / 'checkpoints'}" in capsys.readouterr().err
+    assert run_command("checkpoint", "ls", folder / "checkpoints") == 0

@@ -32,6 +32,7 @@ __all__ = [
     "TensorSource",
     "WrittenFile",
     "file_fault",
+    "tensors_are_intact",
     "unreadable",
     "write_file",
 ]
@@ -267,6 +268,31 @@ def file_fault(storage: Storage, record: FileRecord, *, read_all: bool) -> str |
             raise
         return f"can't be read: {error}"
     return None
+
+
+def tensors_are_intact(storage: Storage, record: FileRecord) -> bool:
+    """Whether all that a restore reads of a file is what was written: every tensor, and not the header.
+
+    Raises:
+        StorageError: the storage doesn't answer.
+        OSError: it doesn't even open the file.
+    """
+    try:
+        with storage.open(record.name) as file:
+            for tensor in record.tensors.values():
+                BlockReader(file, tensor).read()
+            for entry in record.entries:
+                for tensor in entry.tensors.values():
+                    reader = BlockReader(file, tensor, entry.block_rows)
+                    for index in range(-(-entry.rows // entry.block_rows)):
+                        reader.read_block(index)
+    except DamagedFileError:
+        return False
+    except OSError as error:
+        if is_outage(error):
+            raise
+        return False
+    return True
 
 
 def _hash_file(storage: Storage, record: FileRecord) -> str:

@@ -17,6 +17,7 @@ __all__ = [
     "ManifestFile",
     "check_format",
     "checkpoint_age",
+    "format_fault",
     "has_checkpoint",
     "list_manifests",
     "no_checkpoint",
@@ -106,22 +107,53 @@ def read_manifest(storage: Storage, name: str) -> ManifestFile:
     return ManifestFile(name=name, manifest=manifest, sha256=digest, reason=None)
 
 
-def check_format(storage: Storage) -> None:
-    """Check the folder's FORMAT file, if there is one.
+def format_fault(storage: Storage) -> str | None:
+    """Why the folder's FORMAT file says nothing; None if it does, or there is none.
 
     Raises:
-        CheckpointError: it is of a newer major version.
+        OSError: the storage doesn't answer.
     """
-    if not storage.exists("FORMAT"):
-        return
-    try:
-        document = json.loads(storage.read("FORMAT", MIB))
-        major = document["major"]
-    except (OSError, EOFError, ValueError, TypeError, KeyError):
-        # Every manifest has the version too, under a hash.
-        return
-    if isinstance(major, int) and major > FORMAT_MAJOR:
+    found = _major_version(storage)
+    return found if isinstance(found, str) else None
+
+
+def check_format(storage: Storage, *, unreadable: bool = False) -> None:
+    """Check the folder's FORMAT file, if there is one.
+
+    One that the crash of a first start has torn, before anything was saved, is let pass: the next start writes it anew.
+
+    Args:
+        storage: the checkpoints.
+        unreadable: let one pass that can't be read.
+
+    Raises:
+        CheckpointError: it can't be read, or is of a newer major version.
+        OSError: the storage doesn't answer.
+    """
+    major = _major_version(storage)
+    if isinstance(major, str):
+        if unreadable or not list_manifests(storage):
+            return
+        raise CheckpointError(
+            f"FORMAT in {storage.address} {major}",
+            remedy="put it back from a copy, or remove it if dlrm-scale has written these checkpoints: every manifest "
+            "has the version too, under a hash, and the next start writes FORMAT anew",
+        )
+    if major > FORMAT_MAJOR:
         raise CheckpointError(
             f"{storage.address} has format version {major}, this program reads up to {FORMAT_MAJOR}",
             remedy="use the version of dlrm-scale that wrote it, or a newer one",
         )
+
+
+def _major_version(storage: Storage) -> int | str:
+    """Of the FORMAT file, 0 where there is none; or what is wrong with it, in words that follow its name."""
+    try:
+        major = json.loads(storage.read("FORMAT", MIB))["major"]
+    except FileNotFoundError:
+        return 0
+    except (OSError, EOFError, ValueError, TypeError, KeyError) as error:
+        if is_outage(error):
+            raise
+        return "is damaged: it isn't the JSON that a trainer has written"
+    return major if isinstance(major, int) else "is damaged: its major version is no number"

@@ -17,7 +17,7 @@ from dlrm_scale.checkpoint.chain.starts import RunIdentity, check_owner, newest_
 from dlrm_scale.checkpoint.files.file_names import parse_manifest_name
 from dlrm_scale.checkpoint.files.format import OUTAGE_REMEDY
 from dlrm_scale.checkpoint.files.manifest import FORMAT_MAJOR, FORMAT_MINOR, FORMAT_NAME, ParentRecord, TableRecord
-from dlrm_scale.checkpoint.files.manifest_files import checkpoint_age, list_manifests, read_manifest
+from dlrm_scale.checkpoint.files.manifest_files import checkpoint_age, format_fault, list_manifests, read_manifest
 from dlrm_scale.checkpoint.saving.commit import Ballot, ChainState
 from dlrm_scale.checkpoint.saving.policy import chain_of
 from dlrm_scale.checkpoint.storage.storage import Storage
@@ -111,6 +111,8 @@ def _claim(
     # also the folders that `gc` needs on a disk that has no room for them any more
     storage.make_folders("data", "manifests", "starts", "leases", "fences")
     text = json.dumps({"format": FORMAT_NAME, "major": FORMAT_MAJOR, "minor": FORMAT_MINOR})
+    if format_fault(storage) is not None and not list_manifests(storage):
+        storage.remove("FORMAT")  # the crash of a first start has torn it
     with suppress(FileExistsError):
         storage.write_durably("FORMAT", text.encode() + b"\n")
         storage.sync_folder(".")

@@ -28,7 +28,7 @@ from dlrm_scale.checkpoint.files.file_names import (
 from dlrm_scale.checkpoint.files.manifest_files import ManifestFile, read_manifests
 from dlrm_scale.checkpoint.storage.storage import Storage
 
-__all__ = ["dead_merges", "stale_leftovers", "sweep_merges", "sweep_orphans", "sweep_stale"]
+__all__ = ["dead_merges", "stale_leftovers", "sweep_merges", "sweep_orphans", "sweep_stale", "unnamed_data"]
 
 
 def sweep_orphans(
@@ -63,6 +63,11 @@ def sweep_orphans(
         if (numbers := parse_data_name(name)) is not None and numbers[1] <= start and numbers[:2] not in kept
     ]
     return removed + _remove(storage, orphans)
+
+
+def unnamed_data(storage: Storage) -> list[str]:
+    """Names of data files that no manifest names; somebody may be about to."""
+    return _unnamed(storage.list_names("data"), read_manifests(storage))
 
 
 def stale_leftovers(storage: Storage, *, now: float) -> list[str]:
