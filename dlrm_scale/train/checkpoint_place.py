@@ -13,6 +13,7 @@ from dlrm_scale.checkpoint.storage.local_storage import LocalStorage
 from dlrm_scale.errors import ConfigError, DlrmScaleError, StorageError
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.train.run_folder import RunRequest
+from dlrm_scale.train.running_trainer import refuse_running_trainer
 
 __all__ = ["check_place", "unwritable_folder", "write_check"]
 
@@ -23,7 +24,7 @@ def check_place(request: RunRequest, ranks: Ranks) -> None:
     One place, one run: this one would stop the other's trainer, and remove its checkpoints as old ones.
 
     Raises:
-        ConfigError: `memory://` with several ranks, or another run's place.
+        ConfigError: `memory://` with several ranks, another run's place, or a run that is being trained on this host.
         StorageError: it can't be read.
     """
     if ranks.ranks > 1 and request.checkpoints.startswith("memory://"):
@@ -37,7 +38,9 @@ def check_place(request: RunRequest, ranks: Ranks) -> None:
         storage = open_storage(request.checkpoints)
         try:
             check_owner(storage, _identity(request))
-            if not request.resume:
+            if request.resume:
+                refuse_running_trainer(storage, request.folder.log)
+            else:
                 _refuse_a_used_place(storage)
         except DlrmScaleError as error:
             fault = error

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from dlrm_scale.train.run_folder import RunFolder
+from dlrm_scale.train.running_trainer import hold_log
 
 __all__ = ["RunReport", "cut_torn_line"]
 
@@ -42,6 +43,7 @@ class RunReport:
         self._console = console or Console(file=sys.stderr, quiet=quiet)
         cut_torn_line(folder.log)
         self._log = folder.log.open("a")
+        hold_log(self._log)
         self._board = SummaryWriter(str(folder.tensorboard), purge_step=start_step + 1 if start_step else None)
         self.lost_records = 0
         """Records that could not be written, as on a full disk: training goes on without them."""

@@ -48,6 +48,7 @@ from dlrm_scale.train.resume import RestoreReport
 from dlrm_scale.train.run_folder import RunFolder, RunRequest
 from dlrm_scale.train.run_result import RunResult, make_result
 from dlrm_scale.train.run_saver import INTERVAL_KEY, RunSaver
+from dlrm_scale.train.running_trainer import refuse_running_trainer
 from dlrm_scale.train.schedule import multiplier
 from dlrm_scale.train.setup import (
     ModelOnRanks,
@@ -365,6 +366,8 @@ def _open_folder(
         folder = request.folder
         try:
             if request.resume:
+                # once more: another one may have claimed the folder since the first look
+                refuse_running_trainer(open_storage(request.checkpoints), folder.log)
                 folder.save_config(request.config)
             else:
                 folder.claim(request.config, request.source, request.warm_start)

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -274,6 +276,46 @@ def test_the_data_of_a_missing_manifest_outlives_the_next_start_and_not_its_firs
     run_training(1, run, dataset, ["train.max_steps=6"], resume=True)
     run_training(1, run, dataset, ["train.max_steps=7"], resume=True)
     assert not list((checkpoints / "data").glob("00000003-s1*"))
+
+
+def test_a_second_trainer_is_refused_while_the_first_is_alive_on_this_host(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dlrm_scale.train.running_trainer._GRACE_SECONDS", 0.2)
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    start = run / "checkpoints" / "starts" / "1.json"
+    words = ["train", "--resume", "auto", "--nproc", "1", "--set", f"run.path={run}"]
+    hold = (
+        "import fcntl, sys; log = open(sys.argv[1], 'a'); fcntl.flock(log, fcntl.LOCK_EX); print(flush=True); input()"
+    )
+    hold += "; log.close(); print(flush=True); input()"
+    command = [sys.executable, "-c", hold, str(run / "log.jsonl")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdin is not None
+        assert first.stdout is not None
+        first.stdout.readline()
+        alive = {"pid": first.pid, "start_ticks": int(Path(f"/proc/{first.pid}/stat").read_text().split()[21])}
+        record = json.loads(start.read_text())
+        start.write_text(json.dumps(record | alive))
+        config = (run / "config.toml").read_bytes()
+        for more in ([], ["--dry-run"]):
+            assert run_command(*words, *more) == 2
+            told = capsys.readouterr().err
+            assert f"is being trained already: process {first.pid} on this host, start 1, since 20" in told
+            assert f"stop it with `kill {first.pid}`" in told
+        assert [path.name for path in start.parent.iterdir()] == ["1.json"]
+        assert (run / "config.toml").read_bytes() == config
+        for other in ({"start_ticks": alive["start_ticks"] - 1}, {"boot_id": "another"}, {"host": "another"}):
+            start.write_text(json.dumps(record | alive | other))
+            assert run_command(*words, "--dry-run") == 0
+        # its trainer has ended, and the process lives on
+        start.write_text(json.dumps(record | alive))
+        first.stdin.write("\n")
+        first.stdin.flush()
+        first.stdout.readline()
+        assert run_command(*words, "--dry-run") == 0
+        first.kill()
 
 
 def test_going_back_on_purpose_is_told(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -239,6 +239,7 @@ def test_a_run_from_another_that_died_before_its_first_checkpoint_still_takes_it
     run_training(2, died, dataset, settings, init_from=str(first))
     shutil.rmtree(died / "checkpoints")
     (died / "log.jsonl").unlink()
+    (died / "best.json").unlink()
     run_training(2, died, dataset, [], resume=True)
     assert losses(died) == losses(straight)
     assert same_tables(read_tables(died), read_tables(straight))

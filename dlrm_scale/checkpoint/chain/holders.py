@@ -19,7 +19,7 @@ from pathlib import Path
 from dlrm_scale.checkpoint.storage.local_storage import LocalStorage
 from dlrm_scale.checkpoint.storage.storage import Storage
 
-__all__ = ["has_ended", "process_record", "writes_end_with_process"]
+__all__ = ["has_ended", "is_running", "process_record", "writes_end_with_process"]
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -58,6 +58,23 @@ def has_ended(record: Mapping[str, object]) -> bool:
     try:
         # What /proc hides of another user's processes is there all the same.
         return _start_ticks(pid) != start or _is_zombie(pid)
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def is_running(record: Mapping[str, object]) -> bool:
+    """Whether the process of a record is known to be alive; False where it can't be known.
+
+    Args:
+        record: as in `has_ended`.
+    """
+    pid, start = record.get("pid"), record.get("start_ticks")
+    if not isinstance(pid, int) or pid <= 0 or not isinstance(start, int):
+        return False
+    try:
+        if {"host": platform.node(), **_where()} != {key: record.get(key) for key in ("host", "boot_id", "namespaces")}:
+            return False
+        return _start_ticks(pid) == start and not _is_zombie(pid)
     except (OSError, ValueError, IndexError):
         return False
 

@@ -1,8 +1,6 @@
 """Opens a folder of checkpoints for one start of the trainer: format, fence, leftovers, and where the chain goes on."""
 
 import json
-import os
-import platform
 import time
 import warnings
 from collections.abc import Sequence
@@ -11,6 +9,7 @@ from dataclasses import dataclass
 
 from dlrm_scale.checkpoint.chain.chain import Chain, check_format
 from dlrm_scale.checkpoint.chain.chain_search import ChainSearch, Path
+from dlrm_scale.checkpoint.chain.holders import process_record
 from dlrm_scale.checkpoint.chain.leases import removals_of
 from dlrm_scale.checkpoint.chain.schema_match import can_continue
 from dlrm_scale.checkpoint.chain.starts import RunIdentity, check_owner, newest_start, start_name
@@ -119,8 +118,7 @@ def _claim(
     check_format(storage)
     record = {
         "created_unix_seconds": time.time(),
-        "host": platform.node(),
-        "pid": os.getpid(),
+        **process_record(),
         "ranks": layout.ranks,
         "layout_fingerprint": layout.fingerprint(),
         "continues": chain.tip_name,
