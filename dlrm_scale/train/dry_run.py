@@ -5,9 +5,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlrm_scale.checkpoint import Chain
+from dlrm_scale.checkpoint import Chain, open_storage
 from dlrm_scale.checkpoint.chain.lossy import lossy_restores_after
 from dlrm_scale.checkpoint.chain.schema_match import check_row_state, check_schema
+from dlrm_scale.checkpoint.upkeep.leftovers import unread_starts
 from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.data.loading.loader import TrainLoader
 from dlrm_scale.errors import ConfigError, PlanError
@@ -113,6 +114,7 @@ def _rehearse(request: RunRequest, ranks: Ranks, stop: StopRequest) -> DryRun:
     notes = [f"changed by --set: {path} from {before} to {after}" for path, before, after in request.changes]
     chain, continues = choose_start(request, ranks)
     notes += write_check(request, ranks)
+    notes += unread_starts(open_storage(request.checkpoints)) if ranks.rank == 0 else []
     if request.resume and not continues:
         notes.append(NO_CHECKPOINT_YET)
     start, cursor = "initial values", None

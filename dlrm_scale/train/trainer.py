@@ -12,6 +12,7 @@ from dlrm_scale import __version__
 from dlrm_scale.checkpoint import Chain, CheckpointEngine, Retries, open_storage
 from dlrm_scale.checkpoint.chain.starts import RunIdentity
 from dlrm_scale.checkpoint.saving.cadence import Cadence
+from dlrm_scale.checkpoint.upkeep.leftovers import unread_starts
 from dlrm_scale.config import Config
 from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.data.loading.loader import EvalLoader, TrainLoader
@@ -202,6 +203,7 @@ def _train_on(
         staging_is_short=staging.is_short,
     )
     notes += [f"warning: {warning}" for warning in storage.warnings]
+    notes += unread_starts(storage) if report is not None else []
     pipeline = pipeline_kind(config, ranks.device)
     evaluation = make_eval_pipeline(sharded, pipeline)
 

@@ -318,6 +318,16 @@ def test_a_second_trainer_is_refused_while_the_first_is_alive_on_this_host(
         first.kill()
 
 
+def test_a_start_record_that_can_not_be_read_is_told(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    (run / "checkpoints" / "starts" / "1.json").write_text("garbage")
+    found = run_json(capsys, "train", "--resume", "auto", "--set", f"run.path={run}", "--dry-run")
+    assert "starts/1.json can't be read: its number still counts" in "\n".join(found["notes"])
+
+
 def test_going_back_on_purpose_is_told(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = run_json(capsys, "train", "--resume", "2", "--set", f"run.path={trained}", "--dry-run")
     assert "going back to step 2: what was saved after it, up to manifests/00000003-s1.json, is left" in str(
