@@ -326,7 +326,7 @@ def test_a_merge_whose_files_are_swept_in_the_middle_commits_whole_or_not_at_all
             assert verify(root, "full") == []
             _sweep_all(root)
             _undo(root)
-    assert outcomes == {"committed", "CheckpointError"}
+    assert outcomes == {"committed", "StorageError"}
     assert load(root, make_layout("row_wise", 3), run.truth).equals(run.truth)
 
 

@@ -45,7 +45,7 @@ def test_going_back_by_other_files_leaves_nothing_behind_that_came_meanwhile(tmp
     chosen.release()
     go_on(before, range(3, 4))
     damaged = {file.name: f"{file.name} is damaged" for file in chosen.tip.files}
-    instead = _next_best(chosen, request, True, ALONE, damaged)
+    instead = _next_best(chosen, None, request, True, ALONE, damaged)
     assert instead is not None
     instead.release()
     assert (instead.step, instead.tip.files == chosen.tip.files) == (1, False)
