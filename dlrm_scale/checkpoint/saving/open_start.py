@@ -21,7 +21,7 @@ from dlrm_scale.checkpoint.saving.commit import Ballot, ChainState
 from dlrm_scale.checkpoint.saving.policy import chain_of
 from dlrm_scale.checkpoint.storage.storage import Storage
 from dlrm_scale.checkpoint.upkeep.sweep import sweep_orphans
-from dlrm_scale.errors import CheckpointError, ConfigError, DlrmScaleError, SaveError, StorageError
+from dlrm_scale.errors import CheckpointError, CheckpointWarning, ConfigError, DlrmScaleError, SaveError, StorageError
 from dlrm_scale.layout import ShardLayout
 
 __all__ = ["Start", "open_start"]
@@ -143,7 +143,7 @@ def _claim(
         warnings.warn(
             f"{chain.tip_name} in {storage.address} has been removed since it was restored, so the first checkpoint of "
             "this start is a baseline",
-            RuntimeWarning,
+            CheckpointWarning,
             stacklevel=4,
         )
         chain = chain.model_copy(update={"needs_baseline": True})
