@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -31,27 +32,24 @@ def mark_lookups(
     index_of = {shard.region: index for index, shard in enumerate(shards)}
     handles = []
     for kernel in kernels:
-        spans = [(index_of[region], n) for region, n in zip(kernel.regions, kernel.features, strict=True)]
-        handles.append(kernel.module.register_forward_pre_hook(_Marker(spans, touched)))
+        shard_of_key = [
+            index_of[region] for region, n in zip(kernel.regions, kernel.features, strict=True) for _ in range(n)
+        ]
+        handles.append(kernel.module.register_forward_pre_hook(_Marker(shard_of_key, touched)))
     return handles
 
 
 class _Marker:
     """Forward pre-hook of one kernel."""
 
-    def __init__(self, spans: list[tuple[int, int]], touched: TouchedRows) -> None:
-        self._spans = spans
+    def __init__(self, shard_of_key: list[int], touched: TouchedRows) -> None:
+        self._shard_of_key = np.array(shard_of_key, dtype=np.int64)
         self._touched = touched
 
     def __call__(self, module: nn.Module, arguments: tuple[KeyedJaggedTensor, ...]) -> None:
-        if not self._touched.enabled:
-            return
-        features = arguments[0]
-        values, ends = features.values(), features.offset_per_key()
-        first = 0
-        for shard_index, count in self._spans:
-            self._touched.mark(shard_index, values[ends[first] : ends[first + count]])
-            first += count
+        if self._touched.enabled:
+            features = arguments[0]
+            self._touched.mark_keys(self._shard_of_key, features.values(), features.offset_per_key())
 
 
 def union_replicated(shards: Sequence[LocalShard], touched: TouchedRows, ranks: Ranks) -> None:
