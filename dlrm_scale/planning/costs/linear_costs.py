@@ -3,15 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dlrm_scale.planning.cluster.cluster import Cluster
 from dlrm_scale.planning.costs.collective_costs import CostCurve, LineBelow
 from dlrm_scale.planning.costs.shard_loads import ShardLoads
 from dlrm_scale.planning.costs.space import Candidate
 from dlrm_scale.planning.costs.step_setting import StepSetting
 from dlrm_scale.planning.costs.type_costs import TypeCurves, type_constant_ms
-from dlrm_scale.planning.solver.problem import Charge, Option
+from dlrm_scale.planning.solver.problem import Charge, Option, RowParts
 
 __all__ = ["Offer", "TypeLines", "charge_of", "lines_of", "option_of"]
+
+_ROUNDED = 1 - 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +68,7 @@ def lines_of(curves: TypeCurves, offers: Sequence[Sequence[Offer]], ranks: int) 
 
 
 def option_of(offer: Offer, lines: TypeLines, *, hides_input: bool) -> Option:
-    """Give a way to shard a table its costs; of shards that differ, the largest of each phase.
+    """Give a way to shard a table its costs; of shards that differ, the largest of each phase, with their parts.
 
     Args:
         offer: the way.
@@ -71,25 +76,40 @@ def option_of(offer: Offer, lines: TypeLines, *, hides_input: bool) -> Option:
         hides_input: the exchange of ids costs nothing.
     """
     candidate, loads = offer.candidate, offer.loads
-    input_ms = float((loads.input_ms + lines.input.ms_per_byte * loads.input_bytes).max())
-    costs = {
-        "input": 0.0 if hides_input else input_ms,
-        "lookup": float(loads.lookup_ms.max()),
-        "output": lines.output.ms_per_byte * loads.output_bytes + lines.cross.ms_per_byte * loads.cross_bytes,
-        "gradient": (
-            lines.gradient.ms_per_byte * loads.output_bytes + lines.cross_gradient.ms_per_byte * loads.cross_bytes
-        ),
-        "update": float(loads.update_ms.max()),
-        "replicas": float(loads.replica_ms.max()) + lines.replicas.ms_per_byte * loads.replica_bytes,
-    }
+    # [phases, shards], in the order of LOAD_PHASES.
+    costs = np.zeros((6, len(loads.lookup_ms)))
+    if not hides_input:
+        costs[0] = loads.input_ms + lines.input.ms_per_byte * loads.input_bytes
+    costs[1] = loads.lookup_ms
+    costs[2] = lines.output.ms_per_byte * loads.output_bytes + lines.cross.ms_per_byte * loads.cross_bytes
+    costs[3] = lines.gradient.ms_per_byte * loads.output_bytes + lines.cross_gradient.ms_per_byte * loads.cross_bytes
+    costs[4] = loads.update_ms
+    costs[5] = loads.replica_ms + lines.replicas.ms_per_byte * loads.replica_bytes
+    memory = loads.memory_bytes.sum(axis=0)
     return Option(
         sharding_type=candidate.sharding_type,
         kernel=candidate.kernel,
         placement=candidate.placement,
         shards=candidate.shards,
         columns=candidate.columns,
-        costs_ms=tuple(costs.values()),
-        memory_bytes=int(loads.memory_bytes.sum(axis=0).max()),
+        costs_ms=tuple(costs.max(axis=1).tolist()),
+        memory_bytes=int(memory.max()),
+        parts=_parts(costs, memory),
+    )
+
+
+def _parts(costs: NDArray[np.float64], memory: NDArray[np.int64]) -> RowParts | None:
+    """What shards that differ cost; None where they are alike, up to rounding in their ids."""
+    most, least = costs.max(axis=1), costs.min(axis=1)
+    if (most - least <= 1e-12 * most).all() and int(memory.max()) == int(memory.min()):
+        return None
+    return RowParts(
+        # A mean may be rounded above what its parts sum to.
+        mean_ms=tuple((costs.mean(axis=1) * _ROUNDED).tolist()),
+        least_ms=tuple(least.tolist()),
+        first_ms=tuple(costs[:, 0].tolist()),
+        mean_bytes=float(memory.mean()) * _ROUNDED,
+        least_bytes=int(memory.min()),
     )
 
 

@@ -8,10 +8,9 @@ from numpy.typing import NDArray
 
 from dlrm_scale.errors import PlanError
 from dlrm_scale.planning.cluster.cluster import Cluster
-from dlrm_scale.planning.costs.collective_costs import CostCurve
-from dlrm_scale.planning.costs.shard_loads import MEMORY_PARTS, ShardLoads, TableLoads
-from dlrm_scale.planning.costs.step_setting import StepSetting, dense_ms
-from dlrm_scale.planning.costs.type_costs import type_constant_ms, type_curves
+from dlrm_scale.planning.costs.shard_loads import MEMORY_PARTS
+from dlrm_scale.planning.costs.step_rater import STEP_PHASES, StepRater
+from dlrm_scale.planning.costs.step_setting import StepSetting
 from dlrm_scale.planning.tables.table_set import TableSet
 from dlrm_scale.sharding.shard_shapes import HOST_TYPES, TableShape
 
@@ -21,8 +20,6 @@ Numbers = NDArray[np.float64]
 
 LOAD_PHASES = ("input", "lookup", "output", "gradient", "update", "replicas")
 """Phases whose time depends on the plan; those of a problem."""
-STEP_PHASES = ("input", "lookup", "output", "dense", "gradient", "update", "replicas", "overhead")
-"""All phases of a step, in the order in which they begin."""
 
 _TRANSIENT = ("vectors", "ids", "own_ids")
 
@@ -89,90 +86,32 @@ def rate_plan(tables: TableSet, cluster: Cluster, plan: Sequence[TableShape], se
     """
     if len(plan) != len(tables.tables):
         raise PlanError(f"a plan of {len(plan)} tables for a set of {len(tables.tables)}")
-    sums = _Sums(setting)
-    for table, shape in zip(tables.tables, plan, strict=True):
-        loads = TableLoads(table, cluster, setting)
-        sums.add(shape, loads.of(shape.sharding_type, shape.columns), loads.bucketize_ms)
-    phase_ms = _phases(sums, cluster, setting, dense_ms(tables, cluster, setting))
-    slowest = dict(zip(STEP_PHASES, phase_ms.max(axis=1).tolist(), strict=True))
-    exposed = slowest["input"]
-    if setting.hides_input:
-        exposed = max(0.0, exposed - slowest["lookup"] - slowest["dense"] - slowest["update"])
+    rater = StepRater(tables, cluster, setting)
+    phase_ms = np.tile(rater.base_ms[:, None], (1, setting.ranks))
+    memory_bytes = np.zeros((len(MEMORY_PARTS), setting.ranks), dtype=np.int64)
+    sizes: dict[str, Numbers] = {}
+    for table, shape in enumerate(plan):
+        part = rater.part_of(table, shape.sharding_type, shape.columns, _ranks_of(shape, setting))
+        phase_ms += part.added_ms
+        memory_bytes += part.memory_bytes
+        sizes[shape.sharding_type] = sizes.get(shape.sharding_type, 0.0) + part.sizes
+    for kind, carried in sizes.items():
+        phase_ms += rater.type_ms(kind, carried)
     own_ids, dense = setting.own_ids_bytes(tables), setting.dense_memory_bytes(tables)
     alike = np.tile(np.array([[own_ids], [dense]], dtype=np.int64), (1, setting.ranks))
     return Prediction(
         phases=STEP_PHASES,
         phase_ms=phase_ms,
-        exposed_input_ms=exposed,
-        step_ms=sum(slowest.values()) - slowest["input"] + exposed,
+        exposed_input_ms=rater.exposed_input_ms(phase_ms),
+        step_ms=rater.step_ms(phase_ms, tuple(sizes)),
         memory_parts=(*MEMORY_PARTS, "own_ids", "dense"),
-        memory_bytes=np.concatenate([sums.memory_bytes, alike]),
+        memory_bytes=np.concatenate([memory_bytes, alike]),
         capacity_bytes=int(cluster.memory_bytes * (1 - cluster.reserve)),
     )
 
 
-class _Sums:
-    """Loads of all tables by rank; bytes by type as well."""
-
-    def __init__(self, setting: StepSetting) -> None:
-        self._setting = setting
-        self.ms = {phase: np.zeros(setting.ranks) for phase in LOAD_PHASES}
-        self.memory_bytes = np.zeros((len(MEMORY_PARTS), setting.ranks), dtype=np.int64)
-        self.bytes: dict[str, dict[str, Numbers]] = {}
-
-    def add(self, shape: TableShape, loads: ShardLoads, bucketize_ms: float) -> None:
-        """Add one table."""
-        kind, setting = shape.sharding_type, self._setting
-        of_type = self.bytes.setdefault(
-            kind, {name: np.zeros(setting.ranks) for name in ("input", "output", "cross", "replicas")}
-        )
-        input_ms = loads.input_ms
-        if kind in HOST_TYPES:
-            # Whichever ranks have the shards, every rank cuts its own ids, once for each column shard.
-            input_ms = input_ms - bucketize_ms
-            self.ms["input"] += bucketize_ms * len(shape.places)
-        for ranks, shards in self._places(shape):
-            times = {"input": input_ms, "lookup": loads.lookup_ms, "update": loads.update_ms}
-            for phase, milliseconds in (times | {"replicas": loads.replica_ms}).items():
-                self.ms[phase][ranks] += milliseconds * shards
-            of_type["input"][ranks] += loads.input_bytes * shards
-            of_type["output"][ranks] += loads.output_bytes * shards
-            of_type["cross"][ranks] += loads.cross_bytes * shards
-            of_type["replicas"][ranks] += loads.replica_bytes * shards
-            self.memory_bytes[:, ranks] += loads.memory_bytes * np.asarray(shards, dtype=np.int64)
-
-    def _places(self, shape: TableShape) -> list[tuple[slice, int]] | list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Where shards are: ranks that take one shard of each part of the rows, and how many times."""
-        if not shape.places:
-            return [(slice(None), 1)]
-        places, counts = np.unique(np.array(shape.places, dtype=np.int64), return_counts=True)
-        if shape.sharding_type in HOST_TYPES:
-            local = self._setting.ranks_per_host
-            return [
-                (slice(int(host) * local, (int(host) + 1) * local), int(count))
-                for host, count in zip(places, counts, strict=True)
-            ]
-        return [(places, counts)]
-
-
-def _phases(sums: _Sums, cluster: Cluster, setting: StepSetting, dense: float) -> Numbers:
-    found = {phase: np.zeros(setting.ranks) for phase in STEP_PHASES} | sums.ms
-    found["dense"] = np.full(setting.ranks, dense)
-    for kind, carried in sums.bytes.items():
-        curves = type_curves(cluster, kind, setting)
-        for phase, curve, size in (
-            ("input", curves.input, carried["input"]),
-            ("output", curves.output, carried["output"]),
-            ("output", curves.cross, carried["cross"]),
-            ("gradient", curves.gradient, carried["output"]),
-            ("gradient", curves.cross_gradient, carried["cross"]),
-            ("replicas", curves.replicas, carried["replicas"]),
-        ):
-            found[phase] = found[phase] + _time(curve, size)
-        for phase, constant in type_constant_ms(cluster, kind).items():
-            found[phase] = found[phase] + constant
-    return np.stack([found[phase] for phase in STEP_PHASES])
-
-
-def _time(curve: CostCurve | None, sizes: Numbers) -> Numbers | float:
-    return 0.0 if curve is None else curve.milliseconds(sizes)
+def _ranks_of(shape: TableShape, setting: StepSetting) -> tuple[int, ...]:
+    if shape.sharding_type not in HOST_TYPES:
+        return shape.places
+    local = setting.ranks_per_host
+    return tuple(host * local + rank for host in shape.places for rank in range(local))

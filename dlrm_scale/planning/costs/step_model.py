@@ -16,9 +16,10 @@ which adds up one sum a rank instead, and counts neither latencies nor distinct 
 
 `predict` is exact: collectives by their curves. `make_problem` needs times that add up over tables, so it lays a line
 below the curve of each collective of each sharding type, the highest at what the type carries if every table uses it
-evenly over the ranks. What the line has at 0 bytes is charged once a type. Lines are nowhere above their curves, so
-that a lower bound of the problem bounds the exact step too, as long as the shards of a table are alike; where they
-aren't (hot rows in one row-wise shard, a short last one) the problem counts each as the largest.
+evenly over the ranks. What the line has at 0 bytes is charged once a type. Lines are nowhere above their curves. Where
+the shards of a table differ (hot rows in one row-wise shard, a short last one) an option's costs are those of the
+largest, which is what a search should fear, and `Option.parts` has what a bound may count: so a lower bound of the
+problem bounds the exact step too. The problem carries the exact rating, by which the solver chooses among its plans.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -31,6 +32,7 @@ from dlrm_scale.planning.costs.linear_costs import Offer, charge_of, lines_of, o
 from dlrm_scale.planning.costs.plan_rating import LOAD_PHASES, Prediction, rate_plan
 from dlrm_scale.planning.costs.shard_loads import TableLoads
 from dlrm_scale.planning.costs.space import candidates
+from dlrm_scale.planning.costs.step_rater import StepRater
 from dlrm_scale.planning.costs.step_setting import PipelineChoice, StepSetting, dense_ms, step_setting
 from dlrm_scale.planning.costs.type_costs import type_curves
 from dlrm_scale.planning.solver.problem import Problem
@@ -137,6 +139,11 @@ def make_problem(
         _offers(t, cluster, setting, wide, (types or {}).get(t.name), (widths or {}).get(t.name)) for t in tables.tables
     ]
     kinds = sorted({offer.candidate.sharding_type for of_table in offers for offer in of_table})
+    known = {
+        (table, offer.candidate.sharding_type, offer.candidate.columns): offer.loads
+        for table, of_table in enumerate(offers)
+        for offer in of_table
+    }
     lines = {
         kind: lines_of(
             type_curves(cluster, kind, setting),
@@ -160,6 +167,7 @@ def make_problem(
         ),
         charges=tuple(charge_of(cluster, kind, lines[kind], setting) for kind in kinds),
         base_ms=dense_ms(tables, cluster, setting),
+        exact=StepRater(tables, cluster, setting, known),
     )
 
 

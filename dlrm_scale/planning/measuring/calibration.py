@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -187,7 +188,10 @@ def _from_parts(
         ranks_per_host=ranks.local_ranks,
         memory_bytes=memory_bytes,
         memory_source=source,
-        notes=f"{_UNIT[request.clock]} of dlrm-scale calibrate{' --quick' if quick else ''} on {_machine(ranks)}.",
+        notes=(
+            f"{_UNIT[request.clock]} of dlrm-scale calibrate{' --quick' if quick else ''} on {_machine(ranks)}, "
+            f"{datetime.now(UTC):%Y-%m-%d}."
+        ),
         forward=forward,
         backward=backward,
         input=ids,

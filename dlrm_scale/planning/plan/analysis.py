@@ -11,6 +11,7 @@ from dlrm_scale.planning.plan.no_fit import nothing_fits
 from dlrm_scale.planning.plan.proposal import Comparison, OtherPlanner, compare_planners
 from dlrm_scale.planning.plan.request import PlanRequest
 from dlrm_scale.planning.plan.shapes import assignment_of
+from dlrm_scale.planning.solver.choose import take_in
 from dlrm_scale.planning.solver.infeasible import NoFeasiblePlan
 from dlrm_scale.planning.solver.problem import Problem
 from dlrm_scale.planning.solver.solve import Solution, solve
@@ -100,7 +101,7 @@ def analyze(
     if torchrec_costs:
         models.append(TorchRecModel(request))
     try:
-        comparison = compare_planners(request, models, effort.solve, others, given, say)
+        comparison = compare_planners(request, models, effort.solve, others, given, say, effort=effort.of_default)
     except NoFeasiblePlan as error:
         raise nothing_fits(request, error, lambda r: OurCosts(r).problem, effort.quick, say) from None
     bottlenecks = {p.planner: explain(p, models[0]) for p in comparison.proposals}
@@ -111,25 +112,20 @@ def analyze(
     if ours is not None:
         problem = models[0].problem
         rating = ours.ratings[models[0].name]
-        solution = Solution(
-            assignment=assignment_of(problem, ours.shapes),
-            step_ms=rating.objective_ms,
-            bound_ms=rating.bound_ms,
-            gap=rating.gap,
-            optimal=bool(ours.optimal),
-            work_units=0,
-        )
         say("planning again with more memory")
-        caps = what_memory_forces(problem, solution, effort.again)
+        caps = what_memory_forces(problem, ours.shapes, rating.bottleneck_ms, effort.again)
         if not request.wide and request.ranks > 1:
             say("planning again with types that cut columns")
-            wide = _wide(request, effort)
+            wide = _wide(request, ours.shapes, effort)
     return Analysis(comparison=comparison, bottlenecks=bottlenecks, memory_caps=caps, wide=wide)
 
 
-def _wide(request: PlanRequest, effort: Effort) -> WideSpace | None:
+def _wide(request: PlanRequest, now: Sequence[TableShape], effort: Effort) -> WideSpace | None:
     try:
-        solution = effort.again(OurCosts(replace(request, wide=True)).problem)
+        problem = OurCosts(replace(request, wide=True)).problem
+        solution = effort.again(problem)
     except PlanError:
         return None
+    # The plan as it is lies in that space too.
+    solution = take_in(problem, solution, [assignment_of(problem, now)], 0.0)
     return WideSpace(step_ms=solution.step_ms, bound_ms=solution.bound_ms)

@@ -64,9 +64,6 @@ class CostModel(Protocol):
     def load(self, shapes: Sequence[TableShape]) -> PlanLoad:
         """Rate a plan exactly, whoever made it."""
 
-    def objective_ms(self, shapes: Sequence[TableShape]) -> float:
-        """Rate a plan as the solver does."""
-
     def place(self, shapes: Sequence[TableShape]) -> tuple[Problem, Assignment]:
         """Find a plan in the problem, or in the problem of everything."""
 
@@ -99,10 +96,6 @@ class _Model(ABC):
             return self.problem, assignment_of(self.problem, shapes)
         except (ValueError, PlanError):
             return self.everything, assignment_of(self.everything, shapes)
-
-    def objective_ms(self, shapes: Sequence[TableShape]) -> float:
-        """See `CostModel`."""
-        return rate(*self.place(shapes)).step_ms
 
 
 class OurCosts(_Model):

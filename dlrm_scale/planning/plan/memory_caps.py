@@ -41,7 +41,7 @@ class MemoryCaps:
 
     Attributes:
         memory_bytes: for the tables of a rank, as it is.
-        step_ms: of the plan as it is, in the solver's problem.
+        step_ms: of the plan as it is.
         larger: with more memory, least first; empty where more wouldn't help.
     """
 
@@ -50,22 +50,24 @@ class MemoryCaps:
     larger: tuple[LargerMemory, ...]
 
 
-def what_memory_forces(problem: Problem, solution: Solution, solver: Callable[[Problem], Solution]) -> MemoryCaps:
+def what_memory_forces(
+    problem: Problem, now: Sequence[TableShape], step_ms: float, solver: Callable[[Problem], Solution]
+) -> MemoryCaps:
     """Plan again with more memory, up to where more doesn't help.
 
     Args:
         problem: as it was planned.
-        solution: its plan.
+        now: its plan.
+        step_ms: of that plan.
         solver: the same solver.
     """
-    now = shapes_of(problem, solution.assignment)
     everything = sum(max(o.memory_bytes * o.shards for o in options) for options in problem.options)
     if everything <= problem.memory_bytes:
-        return MemoryCaps(memory_bytes=problem.memory_bytes, step_ms=solution.step_ms, larger=())
+        return MemoryCaps(memory_bytes=problem.memory_bytes, step_ms=step_ms, larger=())
     unlimited = _again(problem, everything, float("inf"), now, solver)
     larger: list[LargerMemory] = []
-    if unlimited.step_ms < solution.step_ms * (1 - _WORTH_TELLING):
-        best = solution.step_ms
+    if unlimited.step_ms < step_ms * (1 - _WORTH_TELLING):
+        best = step_ms
         for factor in _FACTORS:
             found = _again(problem, int(problem.memory_bytes * factor), factor, now, solver)
             if found.step_ms < best * (1 - _WORTH_TELLING):
@@ -75,7 +77,7 @@ def what_memory_forces(problem: Problem, solution: Solution, solver: Callable[[P
                 break
         else:
             larger.append(unlimited)
-    return MemoryCaps(memory_bytes=problem.memory_bytes, step_ms=solution.step_ms, larger=tuple(larger))
+    return MemoryCaps(memory_bytes=problem.memory_bytes, step_ms=step_ms, larger=tuple(larger))
 
 
 def describe_memory_caps(caps: MemoryCaps) -> str:

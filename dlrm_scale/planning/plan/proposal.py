@@ -7,13 +7,17 @@ from dataclasses import dataclass, field
 from dlrm_scale.errors import DlrmScaleError, PlanError
 from dlrm_scale.planning.plan.cost_models import CostModel, PlanLoad
 from dlrm_scale.planning.plan.request import PlanRequest
-from dlrm_scale.planning.plan.shapes import shapes_of
-from dlrm_scale.planning.solver.problem import Problem
+from dlrm_scale.planning.plan.shapes import assignment_of, shapes_of
+from dlrm_scale.planning.solver.choose import OPTIMAL_GAP, take_in
+from dlrm_scale.planning.solver.problem import Assignment, Problem
 from dlrm_scale.planning.solver.solve import Solution
 from dlrm_scale.sharding.plan_file import PlanFile, Prediction, package_versions, planned_table, runs_of
 from dlrm_scale.sharding.shard_shapes import TableShape
 
 __all__ = ["Comparison", "Proposal", "Rating", "compare_planners", "given_shapes", "plan_file_of"]
+
+_ROUNDING = 1e-12
+"""Of sums in another order."""
 
 Solver = Callable[[Problem], Solution]
 OtherPlanner = Callable[[PlanRequest], Sequence[TableShape]]
@@ -24,14 +28,11 @@ class Rating:
     """One plan by one model.
 
     Attributes:
-        load: of every rank, exactly.
-        objective_ms: the step as the solver counts it, with times that add up over tables; where collectives are
-            measured curves it lies a little below `load.step_ms`, else they are the same.
-        bound_ms: no plan of the request's space has a smaller objective.
+        load: of every rank.
+        bound_ms: no plan of the request's space has a shorter step; 0 where there is none.
     """
 
     load: PlanLoad
-    objective_ms: float
     bound_ms: float
 
     @property
@@ -41,8 +42,14 @@ class Rating:
 
     @property
     def gap(self) -> float:
-        """How far the objective lies above its bound; plans outside the space may lie below it."""
-        return self.objective_ms / self.bound_ms - 1 if self.bound_ms else 0.0
+        """How far the step lies above the bound; plans outside the space may lie below it."""
+        found = (self.bottleneck_ms - self.bound_ms) / self.bound_ms if self.bound_ms else 0.0
+        return 0.0 if abs(found) < _ROUNDING else found
+
+    @property
+    def optimal(self) -> bool:
+        """No plan of the request's space is better: the step is its bound."""
+        return self.bound_ms > 0 and self.gap <= OPTIMAL_GAP
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +62,7 @@ class Proposal:
         ratings: by model.
         solve_seconds: what planning took here and now; None for given plans.
         work_units: of our solver.
-        optimal: proven in the costs that it was made for; None where nothing was proven.
+        optimal: proven in the costs that it was made for; None for plans of others.
     """
 
     planner: str
@@ -93,8 +100,11 @@ def compare_planners(
     others: Mapping[str, OtherPlanner],
     given: Sequence[TableShape] | None = None,
     say: Callable[[str], None] = lambda line: None,
+    effort: float = 0.0,
 ) -> Comparison:
     """Plan with our solver for each model, take others' plans, and rate all by all models.
+
+    Where another's plan, or the given one, is within the request's space and shorter by our costs, ours starts from it.
 
     Args:
         request: what is planned.
@@ -103,15 +113,17 @@ def compare_planners(
         others: other planners by name.
         given: a plan that was made elsewhere; goes first.
         say: told what begins.
+        effort: to improve another's plan with; see `solve`.
 
     Raises:
         NoFeasiblePlan: no plan fits by our own model.
     """
-    made: list[tuple[str, tuple[TableShape, ...], float | None, Solution | None]] = []
+    made: list[_Made] = []
     bounds: dict[str, float] = {}
     failures: dict[str, str] = {}
+    solved: list[tuple[CostModel, Solution, _Made]] = []
     if given is not None:
-        made.append(("forced", tuple(given), None, None))
+        made.append(_Made(planner="forced", shapes=tuple(given)))
     for number, model in enumerate(models):
         name = "dlrm_scale" if number == 0 else f"dlrm_scale, for the costs of {model.name}"
         say(f"planning with {name}")
@@ -125,8 +137,9 @@ def compare_planners(
             failures[name] = error.message
             continue
         seconds = time.perf_counter() - started
-        bounds[model.name] = solution.bound_ms
-        made.append((name, shapes_of(problem, solution.assignment), seconds, solution))
+        ours = _Made(planner=name, shapes=(), seconds=seconds, costs=model.name)
+        made.append(ours)
+        solved.append((model, solution, ours))
     for name, plan in others.items():
         say(f"planning with {name}")
         started = time.perf_counter()
@@ -135,23 +148,50 @@ def compare_planners(
         except DlrmScaleError as error:
             failures[name] = error.message
             continue
-        made.append((name, shapes, time.perf_counter() - started, None))
-    proposals = [
-        Proposal(
-            planner=name,
-            shapes=shapes,
-            ratings={m.name: _rating(m, shapes, bounds.get(m.name, 0.0)) for m in models},
-            solve_seconds=seconds,
-            work_units=None if solution is None else solution.work_units,
-            optimal=None if solution is None else solution.optimal,
+        made.append(_Made(planner=name, shapes=shapes, seconds=time.perf_counter() - started))
+    peers = [one.shapes for one in made if one.shapes]
+    for model, solution, ours in solved:
+        started = time.perf_counter()
+        chosen = take_in(model.problem, solution, _within(model.problem, peers), effort)
+        ours.shapes, ours.work_units = shapes_of(model.problem, chosen.assignment), chosen.work_units
+        ours.seconds = (ours.seconds or 0.0) + time.perf_counter() - started
+        bounds[model.name] = chosen.bound_ms
+    proposals = []
+    for one in made:
+        ratings = {m.name: Rating(load=m.load(one.shapes), bound_ms=bounds.get(m.name, 0.0)) for m in models}
+        proposals.append(
+            Proposal(
+                planner=one.planner,
+                shapes=one.shapes,
+                ratings=ratings,
+                solve_seconds=one.seconds,
+                work_units=one.work_units,
+                optimal=None if one.costs is None else ratings[one.costs].optimal,
+            )
         )
-        for name, shapes, seconds, solution in made
-    ]
     return Comparison(request=request, proposals=tuple(proposals), failures=failures)
 
 
-def _rating(model: CostModel, shapes: Sequence[TableShape], bound_ms: float) -> Rating:
-    return Rating(load=model.load(shapes), objective_ms=model.objective_ms(shapes), bound_ms=bound_ms)
+@dataclass(kw_only=True)
+class _Made:
+    """A plan on its way to a proposal."""
+
+    planner: str
+    shapes: tuple[TableShape, ...]
+    seconds: float | None = None
+    work_units: int | None = None
+    costs: str | None = None
+
+
+def _within(problem: Problem, plans: Sequence[Sequence[TableShape]]) -> list[Assignment]:
+    """Those plans that the problem offers: its space and its constraints."""
+    found = []
+    for shapes in plans:
+        try:
+            found.append(assignment_of(problem, shapes))
+        except ValueError:
+            continue
+    return found
 
 
 def given_shapes(plan: PlanFile, request: PlanRequest) -> tuple[TableShape, ...]:

@@ -11,13 +11,18 @@ from dlrm_scale.planning.plan.shapes import shapes_of
 from dlrm_scale.planning.solver.problem import Problem
 from dlrm_scale.planning.solver.solve import Solution
 
-__all__ = ["KNEE_RULE", "Scale", "Simulation", "simulate", "sizes_between"]
+__all__ = ["KNEE_RULE", "WIDE_GAP", "Scale", "Simulation", "simulate", "sizes_between"]
 
 _PAYS = 1.5
 KNEE_RULE = (
-    f"the knee is the largest number of devices that brought {_PAYS:g} times the samples a second of half as many, "
-    "which is half of what doubling can bring"
+    f"the knee is the largest number of devices with at least {_PAYS:g} times the samples a second of the size before "
+    f"it where that has half as many, which is half of what doubling can bring; for another step between sizes, "
+    f"1 + {_PAYS - 1:g} (m - 1) times for m times the devices; where no step pays, the smallest size that fits"
 )
+WIDE_GAP = 0.05
+"""A gap from which a plan's step says little of what is possible."""
+_SPACE_LIMITS = 0.01
+"""A step that the wide space makes shorter by this share is limited by the space."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +33,7 @@ class Scale:
         ranks: how many.
         step_ms: of the best plan found; None where nothing fits.
         bound_ms: of its problem.
-        gap: how far the plan lies above the bound, as the solver counts.
+        gap: `(step_ms - bound_ms) / bound_ms`.
         samples_per_second: of all devices.
         efficiency: samples a second and device, against the smallest number that fits.
         balance: mean over ranks of what the plan makes them wait for, over the slowest rank's; 1 is even.
@@ -59,11 +64,26 @@ class Simulation:
         request: what was asked, with its first number of ranks.
         scales: by rising ranks.
         knee: see `KNEE_RULE`; None where nothing fits.
+        wide_at_knee: the knee's number of devices in the wide space; None for a wide request, or where nothing fits.
     """
 
     request: PlanRequest
     scales: tuple[Scale, ...]
     knee: int | None
+    wide_at_knee: Scale | None = None
+
+    @property
+    def at_knee(self) -> Scale | None:
+        """The knee's number of devices, as asked."""
+        return next((scale for scale in self.scales if scale.ranks == self.knee), None)
+
+    @property
+    def space_limits(self) -> bool:
+        """Whether types that cut columns make the knee's step shorter by more than 1 %."""
+        ours, wide = self.at_knee, self.wide_at_knee
+        if ours is None or wide is None or ours.step_ms is None or wide.step_ms is None:
+            return False
+        return wide.step_ms < ours.step_ms * (1 - _SPACE_LIMITS)
 
 
 def sizes_between(first: int, last: int) -> list[int]:
@@ -101,7 +121,13 @@ def simulate(
             alone = first.samples_per_second / first.ranks
             scale = replace(scale, efficiency=scale.samples_per_second / ranks / alone)
         scales.append(scale)
-    return Simulation(request=request, scales=tuple(scales), knee=_knee(scales))
+    knee = _knee(scales)
+    wide = None
+    if knee is not None and knee > 1 and not request.wide:
+        say(f"planning for {knee} devices with types that cut columns")
+        there = replace(request, wide=True, ranks=knee, ranks_per_host=_hosts(request, knee))
+        wide = _scale(there, make_model, solver)
+    return Simulation(request=request, scales=tuple(scales), knee=knee, wide_at_knee=wide)
 
 
 def _hosts(request: PlanRequest, ranks: int) -> int:
@@ -126,7 +152,7 @@ def _scale(
         ranks=request.ranks,
         step_ms=load.step_ms,
         bound_ms=solution.bound_ms,
-        gap=solution.gap,
+        gap=load.step_ms / solution.bound_ms - 1 if solution.bound_ms else None,
         samples_per_second=1000 * request.ranks * request.batch_size_per_rank / load.step_ms,
         balance=mean / slowest if slowest else 1.0,
         memory_bytes=max(load.memory_by_rank),
@@ -143,7 +169,6 @@ def _knee(scales: Sequence[Scale]) -> int | None:
     for before, after in pairwise(fitting):
         assert before.samples_per_second is not None
         assert after.samples_per_second is not None
-        # 1.5 times for twice as many; for another step in proportion, as 1 + 0.5 (m - 1).
         needed = 1 + (_PAYS - 1) * (after.ranks / before.ranks - 1)
         if after.samples_per_second >= needed * before.samples_per_second:
             knee = after

@@ -3,10 +3,18 @@
 from dlrm_scale.planning.plan.analysis import Analysis
 from dlrm_scale.planning.plan.explain import describe_bottleneck
 from dlrm_scale.planning.plan.memory_caps import describe_memory_caps
-from dlrm_scale.planning.plan.simulate import KNEE_RULE, Simulation
+from dlrm_scale.planning.plan.simulate import Simulation
+from dlrm_scale.planning.report.cluster_source import describe_source
 from dlrm_scale.planning.report.figures import gap_figure, memory_figure, phases_figure, scaling_figure
 from dlrm_scale.planning.report.page import Section, render_page
-from dlrm_scale.planning.report.plan_text import describe_request, describe_wide, rating_rows, scale_rows, table_rows
+from dlrm_scale.planning.report.plan_text import (
+    describe_knee,
+    describe_request,
+    describe_wide,
+    rating_rows,
+    scale_rows,
+    table_rows,
+)
 
 __all__ = ["plan_page", "plan_sections", "simulation_page", "simulation_sections"]
 
@@ -14,13 +22,14 @@ __all__ = ["plan_page", "plan_sections", "simulation_page", "simulation_sections
 def plan_page(analysis: Analysis) -> str:
     """Render the page of a plan."""
     request = analysis.comparison.request
-    return render_page(f"Sharding plan: {request.tables.name}", describe_request(request), plan_sections(analysis))
+    about = f"{describe_request(request)}. {describe_source(request.cluster)}"
+    return render_page(f"Sharding plan: {request.tables.name}", about, plan_sections(analysis))
 
 
 def simulation_page(simulation: Simulation) -> str:
     """Render the page of a simulation."""
     request = simulation.request
-    about = describe_request(request)
+    about = f"{describe_request(request)}. {describe_source(request.cluster)}"
     return render_page(f"Devices for {request.tables.name}", about, simulation_sections(simulation))
 
 
@@ -73,7 +82,6 @@ def plan_sections(analysis: Analysis) -> list[Section]:
 def simulation_sections(simulation: Simulation) -> list[Section]:
     """Speed and efficiency by number of devices, and the knee."""
     header, rows = scale_rows(simulation)
-    knee = "Nothing fits on any of them." if simulation.knee is None else f"Knee: {simulation.knee} devices."
     figure = scaling_figure("scaling", simulation.scales, simulation.knee)
-    texts = [f"{knee} {KNEE_RULE[0].upper()}{KNEE_RULE[1:]}."]
+    texts = describe_knee(simulation)
     return [Section(title="By number of devices", texts=texts, figure=figure, header=header, rows=rows, words=(6, 7))]

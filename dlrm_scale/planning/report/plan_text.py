@@ -7,9 +7,10 @@ from dlrm_scale.planning.plan.analysis import Analysis
 from dlrm_scale.planning.plan.compare import PlanDifference
 from dlrm_scale.planning.plan.explain import describe_bottleneck
 from dlrm_scale.planning.plan.memory_caps import describe_memory_caps
-from dlrm_scale.planning.plan.proposal import Proposal
+from dlrm_scale.planning.plan.proposal import Proposal, Rating
 from dlrm_scale.planning.plan.request import PlanRequest
-from dlrm_scale.planning.plan.simulate import KNEE_RULE, Simulation
+from dlrm_scale.planning.plan.simulate import KNEE_RULE, WIDE_GAP, Simulation
+from dlrm_scale.planning.report.cluster_source import describe_source
 from dlrm_scale.sharding.plan_rows import state_bytes
 from dlrm_scale.sharding.shard_shapes import HOST_TYPES, TableShape, table_layout
 from dlrm_scale.units import format_bytes, format_count, format_seconds
@@ -17,6 +18,7 @@ from dlrm_scale.units import format_bytes, format_count, format_seconds
 __all__ = [
     "describe_analysis",
     "describe_difference",
+    "describe_knee",
     "describe_request",
     "describe_simulation",
     "describe_wide",
@@ -34,7 +36,10 @@ def describe_analysis(analysis: Analysis) -> str:
     comparison = analysis.comparison
     request, chosen = comparison.request, comparison.chosen
     header, rows = rating_rows(analysis)
-    parts = [describe_request(request), lay_out(header, rows, left=(0, 1, header.index("fullest rank")))]
+    parts = [
+        f"{describe_request(request)}\n{describe_source(request.cluster)}",
+        lay_out(header, rows, left=(0, 1, header.index("fullest rank"))),
+    ]
     parts += [f"{name}: {reason}" for name, reason in comparison.failures.items()]
     for proposal in comparison.proposals:
         if proposal.planner in analysis.bottlenecks and "for the costs of" not in proposal.planner:
@@ -49,16 +54,35 @@ def describe_analysis(analysis: Analysis) -> str:
 
 
 def describe_simulation(simulation: Simulation) -> str:
-    """One line a number of devices, and the knee."""
+    """One line a number of devices, the knee, and whether the space is the limit there."""
     request = simulation.request
+    about = (
+        f"{request.tables.name} on {request.cluster.name}, {format_count(request.batch_size_per_rank)} rows a rank, "
+        f"{request.space} space\n{describe_source(request.cluster)}"
+    )
+    return "\n\n".join([about, lay_out(*scale_rows(simulation), left=(6, 7)), *describe_knee(simulation)])
+
+
+def describe_knee(simulation: Simulation) -> list[str]:
+    """The knee with its rule, the wide space beside it, and what marked gaps mean."""
     knee = "nothing fits on any of them"
     if simulation.knee is not None:
         knee = f"knee: {format_count(simulation.knee)} devices"
-    about = (
-        f"{request.tables.name} on {request.cluster.name}, {format_count(request.batch_size_per_rank)} rows a rank, "
-        f"{request.space} space"
-    )
-    return "\n\n".join([about, lay_out(*scale_rows(simulation), left=(6, 7)), f"{knee} ({KNEE_RULE})"])
+    lines = [f"{knee} ({KNEE_RULE})"]
+    ours, wide = simulation.at_knee, simulation.wide_at_knee
+    if ours is not None and wide is not None and ours.step_ms is not None and wide.step_ms is not None:
+        verdict = "the space isn't the limit"
+        if simulation.space_limits:
+            verdict = f"{1 - wide.step_ms / ours.step_ms:.1%} less: the space is the limit"
+        lines.append(
+            f"on {format_count(ours.ranks)} devices the default space takes {ours.step_ms:.3f} ms a step, types that "
+            f"cut columns (--allow-split-row-state) {wide.step_ms:.3f} ms; {verdict}"
+        )
+    if any(scale.gap is not None and scale.gap > WIDE_GAP for scale in simulation.scales):
+        lines.append(
+            f"! more than {WIDE_GAP:.0%} above the bound: a better plan may exist, and the knee may lie elsewhere"
+        )
+    return lines
 
 
 def scale_rows(simulation: Simulation) -> tuple[list[str], list[list[str]]]:
@@ -75,7 +99,7 @@ def scale_rows(simulation: Simulation) -> tuple[list[str], list[list[str]]]:
             [
                 format_count(scale.ranks),
                 f"{scale.step_ms:.3f}",
-                f"{scale.gap:.1%}" if scale.gap is not None else "-",
+                _gap_cell(scale.gap),
                 format_count(scale.samples_per_second),
                 f"{scale.efficiency:.0%}",
                 f"{scale.balance:.0%}",
@@ -84,6 +108,12 @@ def scale_rows(simulation: Simulation) -> tuple[list[str], list[list[str]]]:
             ]
         )
     return ["devices", "step ms", "gap", "samples/s", "efficiency", "balance", "fullest rank", "tables"], rows
+
+
+def _gap_cell(gap: float | None) -> str:
+    if gap is None:
+        return "-"
+    return f"{gap:.1%}" + (" !" if gap > WIDE_GAP else "")
 
 
 def describe_difference(found: PlanDifference) -> str:
@@ -150,9 +180,6 @@ def rating_rows(analysis: Analysis, *, timing: bool = True) -> tuple[list[str], 
         timing: with the time that planning took, which differs from call to call.
     """
     rows = []
-    ratings = [r for p in analysis.comparison.proposals for r in p.ratings.values()]
-    # Where collectives are measured curves, the solver counts a little less than the step.
-    apart = any(abs(r.objective_ms - r.bottleneck_ms) > 0.001 * r.bottleneck_ms for r in ratings)
     for proposal in analysis.comparison.proposals:
         for name, rating in proposal.ratings.items():
             fullest = max(rating.load.memory_by_rank)
@@ -161,25 +188,30 @@ def rating_rows(analysis: Analysis, *, timing: bool = True) -> tuple[list[str], 
                     proposal.planner,
                     "ours" if name == "dlrm_scale" else name,
                     f"{rating.bottleneck_ms:.3f}",
-                    *([f"{rating.objective_ms:.3f}"] if apart else []),
                     f"{rating.bound_ms:.3f}" if rating.bound_ms else "-",
-                    f"{rating.gap:.2%}" if rating.bound_ms else "-",
+                    _rating_gap(rating),
                     f"{format_bytes(fullest)} of {format_bytes(rating.load.memory_limit_bytes)}"
                     + ("" if rating.load.fits else ": doesn't fit"),
                 ]
             )
             if timing:
                 rows[-1].append("" if proposal.solve_seconds is None else format_seconds(proposal.solve_seconds))
-    counted = ["as counted ms"] if apart else []
-    header = ["plan of", "costs", "bottleneck ms", *counted, "bound ms", "gap", "fullest rank"]
+    header = ["plan of", "costs", "bottleneck ms", "bound ms", "gap", "fullest rank"]
     return [*header, "planned in"] if timing else header, rows
+
+
+def _rating_gap(rating: Rating) -> str:
+    if not rating.bound_ms:
+        return "-"
+    # Only a plan that is proven to be the best has no gap.
+    return "<0.01%" if 0 < rating.gap < 5e-5 and not rating.optimal else f"{rating.gap:.2%}"
 
 
 def describe_wide(analysis: Analysis) -> str:
     """Say what types that cut columns would gain."""
     assert analysis.wide is not None
     ours = next(p for p in analysis.comparison.proposals if p.planner == "dlrm_scale")
-    now = ours.ratings["dlrm_scale"].objective_ms
+    now = ours.ratings["dlrm_scale"].bottleneck_ms
     then = analysis.wide
     if then.step_ms < now * 0.995:
         return (

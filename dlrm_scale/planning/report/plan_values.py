@@ -8,7 +8,8 @@ from dlrm_scale.planning.plan.analysis import Analysis
 from dlrm_scale.planning.plan.memory_caps import MemoryCaps
 from dlrm_scale.planning.plan.proposal import Proposal, Rating
 from dlrm_scale.planning.plan.request import PlanRequest
-from dlrm_scale.planning.plan.simulate import KNEE_RULE, Simulation
+from dlrm_scale.planning.plan.simulate import KNEE_RULE, WIDE_GAP, Simulation
+from dlrm_scale.planning.report.cluster_source import cluster_source, describe_source
 from dlrm_scale.sharding.shard_shapes import HOST_TYPES, TableShape
 
 __all__ = ["TIMING", "analysis_values", "request_values", "shape_values", "simulation_values"]
@@ -35,6 +36,8 @@ def request_values(request: PlanRequest) -> dict[str, object]:
             "memory_bytes": cluster.memory_bytes,
             "reserve": cluster.reserve,
             "fingerprint": request.cluster_fingerprint(),
+            "source": describe_source(cluster),
+            "constants": asdict(cluster_source(cluster)),
         },
         "ranks": request.ranks,
         "ranks_per_host": request.ranks_per_host,
@@ -71,8 +74,20 @@ def simulation_values(simulation: Simulation) -> dict[str, object]:
     """Each number of devices, and the knee."""
     values = request_values(simulation.request)
     values.pop("ranks")
-    scales = [asdict(scale) | {"types": dict(scale.types)} for scale in simulation.scales]
-    return {**values, "scales": scales, "knee": simulation.knee, "knee_rule": KNEE_RULE}
+    scales = [
+        asdict(scale)
+        | {"types": dict(scale.types), "gap_above_5_percent": scale.gap is not None and scale.gap > WIDE_GAP}
+        for scale in simulation.scales
+    ]
+    wide = simulation.wide_at_knee
+    return {
+        **values,
+        "scales": scales,
+        "knee": simulation.knee,
+        "knee_rule": KNEE_RULE,
+        "wide_space_at_knee": None if wide is None else asdict(wide) | {"types": dict(wide.types)},
+        "space_is_the_limit": simulation.space_limits,
+    }
 
 
 def shape_values(shape: TableShape) -> dict[str, object]:
@@ -102,7 +117,6 @@ def _rating_values(rating: Rating) -> dict[str, object]:
     load = rating.load
     return {
         "bottleneck_ms": rating.bottleneck_ms,
-        "objective_ms": rating.objective_ms,
         "bound_ms": rating.bound_ms or None,
         "gap": rating.gap if rating.bound_ms else None,
         "fits": load.fits,

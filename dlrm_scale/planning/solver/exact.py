@@ -1,8 +1,9 @@
 """The whole problem as a constraint program (OR-tools CP-SAT), for sizes where it can improve or prove a plan.
 
 Costs are whole numbers of a unit, rounded down, so that the program's bound is a bound of the problem; memory is in
-bytes, exact. CP-SAT runs on one thread with a fixed seed and stops on its own count of work, so that equal problems
-give equal answers.
+bytes, exact. Where an option's shards differ each counts as the largest: then neither the program's bound nor its proof
+that nothing fits holds for plans rated shard by shard. CP-SAT runs on one thread with a fixed seed and stops on its own
+count of work, so that equal problems give equal answers.
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
 from dlrm_scale.planning.solver.flat_problem import FlatProblem
+from dlrm_scale.planning.solver.interruptible import interruptible
 from dlrm_scale.planning.solver.loads import Plan
 
 __all__ = ["Exact", "placement_variables", "solve_exactly"]
@@ -61,7 +63,9 @@ def solve_exactly(flat: FlatProblem, known: Plan | None, known_ms: float, *, bou
     solver.parameters.interleave_search = True
     solver.parameters.random_seed = 1
     solver.parameters.max_deterministic_time = work
-    status = solver.solve(program.model)
+    # OR-tools would take Ctrl-C for itself: the search would end, and the planning go on.
+    solver.parameters.catch_sigint_signal = False
+    status = interruptible(lambda: solver.solve(program.model), solver.stop_search)
     spent = round(solver.deterministic_time * 1000)
     if status == cp_model.INFEASIBLE:
         return Exact(plan=None, bound_ms=known_ms, proven=True, work_units=spent)

@@ -7,13 +7,13 @@ P phases, W ranks, H hosts of L ranks, O options of all tables together, C charg
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_scale.planning.solver.problem import Assignment, Option, Placement, Problem
+from dlrm_scale.planning.solver.problem import Assignment, Option, Placement, Problem, RowParts
 
 __all__ = ["FlatProblem", "flatten"]
 
@@ -32,8 +32,14 @@ class FlatProblem:
         placement: of each option; on one host `all_ranks` or `ranks`.
         listed: of each option: the problem's plans name its ranks, which they don't for `all_ranks`.
         shards: `[O]`.
-        costs_ms: `[O, P]` of one shard.
-        memory_bytes: `[O]` of one shard.
+        costs_ms: `[O, P]` of one shard; of shards that differ, the largest.
+        memory_bytes: `[O]` of one shard; of shards that differ, the largest.
+        mean_ms: `[O, P]` of the shards; a bound may count no more of all of them together.
+        least_ms: `[O, P]` of the smallest shard.
+        first_ms: `[O, P]` of the first shard, on rank 0 where every rank has one.
+        mean_bytes: `[O]` float64 of the shards.
+        least_bytes: `[O]` of the smallest shard.
+        alike: no option has shards that differ.
         stacked: `[O]`: how many shards some rank must hold; 1 unless there are more shards than ranks to hold them.
         charged: `[O, C]` bool.
         charge_ms: `[C]`.
@@ -51,6 +57,12 @@ class FlatProblem:
     shards: NDArray[np.int64]
     costs_ms: NDArray[np.float64]
     memory_bytes: NDArray[np.int64]
+    mean_ms: NDArray[np.float64]
+    least_ms: NDArray[np.float64]
+    first_ms: NDArray[np.float64]
+    mean_bytes: NDArray[np.float64]
+    least_bytes: NDArray[np.int64]
+    alike: bool
     stacked: NDArray[np.int64]
     charged: NDArray[np.bool_]
     charge_ms: NDArray[np.float64]
@@ -118,6 +130,11 @@ def flatten(problem: Problem) -> FlatProblem:
                 kept.append((table, i, option, places[i]))
         first.append(len(kept))
     kept_options = [option for _, _, option, _ in kept]
+    parts = [_parts(option) for option in kept_options]
+
+    def by_phase(rows: list[tuple[float, ...]]) -> NDArray[np.float64]:
+        return np.array(rows, dtype=np.float64).reshape(len(kept), len(problem.phases))
+
     room = {p: problem.ranks_per_host if p == "one_host" else problem.ranks for p in get_args(Placement)}
     return FlatProblem(
         ranks=problem.ranks,
@@ -129,8 +146,14 @@ def flatten(problem: Problem) -> FlatProblem:
         placement=tuple(p for _, _, _, p in kept),
         listed=tuple(o.placement != "all_ranks" for o in kept_options),
         shards=np.array([o.shards for o in kept_options]),
-        costs_ms=np.array([o.costs_ms for o in kept_options], dtype=np.float64).reshape(len(kept), len(problem.phases)),
+        costs_ms=by_phase([o.costs_ms for o in kept_options]),
         memory_bytes=np.array([o.memory_bytes for o in kept_options], dtype=np.int64),
+        mean_ms=by_phase([p.mean_ms for p in parts]),
+        least_ms=by_phase([p.least_ms for p in parts]),
+        first_ms=by_phase([p.first_ms for p in parts]),
+        mean_bytes=np.array([p.mean_bytes for p in parts], dtype=np.float64),
+        least_bytes=np.array([p.least_bytes for p in parts], dtype=np.int64),
+        alike=all(option.parts is None for option in kept_options),
         stacked=np.array([-(-o.shards // room[p]) for _, _, o, p in kept]),
         charged=np.array([_charges(o, problem) for o in kept_options], dtype=bool).reshape(
             len(kept), len(problem.charges)
@@ -142,6 +165,27 @@ def flatten(problem: Problem) -> FlatProblem:
 
 def _on_one_host(placement: Placement) -> Placement:
     return "all_ranks" if placement in ("all_ranks", "hosts") else "ranks"
+
+
+def _parts(option: Option) -> RowParts:
+    if option.parts is not None:
+        return option.parts
+    return RowParts(
+        mean_ms=option.costs_ms,
+        least_ms=option.costs_ms,
+        first_ms=option.costs_ms,
+        mean_bytes=option.memory_bytes,
+        least_bytes=option.memory_bytes,
+    )
+
+
+def _numbers(option: Option) -> tuple[float, ...]:
+    """All that an option costs, whichever of its shards count."""
+    own: tuple[float, ...] = (*option.costs_ms, option.memory_bytes)
+    if option.parts is None:
+        return own
+    parts = option.parts
+    return (*own, *parts.mean_ms, *parts.least_ms, *parts.first_ms, parts.mean_bytes, parts.least_bytes)
 
 
 def _charges(option: Option, problem: Problem) -> tuple[bool, ...]:
@@ -161,8 +205,10 @@ def _beats(
     freer = better_placement == worse_placement or (better_placement, worse_placement) == ("ranks", "one_host")
     if not freer or better.shards != worse.shards:
         return False
-    ours = (*better.costs_ms, better.memory_bytes, *better_charges)
-    theirs = (*worse.costs_ms, worse.memory_bytes, *worse_charges)
+    if better.parts is not None or worse.parts is not None:
+        better, worse = replace(better, parts=_parts(better)), replace(worse, parts=_parts(worse))
+    ours = (*_numbers(better), *better_charges)
+    theirs = (*_numbers(worse), *worse_charges)
     no_worse = all(a <= b for a, b in zip(ours, theirs, strict=True))
     # Of two that are alike the freer stays, or the first.
     alike = ours == theirs and better_placement == worse_placement

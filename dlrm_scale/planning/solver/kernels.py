@@ -11,7 +11,21 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ALL_RANKS", "HOSTS", "ONE_HOST", "RANKS", "Costs", "State", "best_place", "change", "search", "step_ms"]
+__all__ = [
+    "ALL_RANKS",
+    "HOSTS",
+    "ONE_HOST",
+    "RANKS",
+    "Costs",
+    "Progress",
+    "State",
+    "begin_search",
+    "best_place",
+    "change",
+    "end_search",
+    "search",
+    "step_ms",
+]
 
 ALL_RANKS, HOSTS, ONE_HOST, RANKS = 0, 1, 2, 3
 
@@ -167,34 +181,55 @@ def best_place(costs: Costs, state: State, option: int, harm: NDArray[np.float64
     return total
 
 
+class Progress(NamedTuple):
+    """Where a search stands between two of its slices, changed in place.
+
+    Attributes:
+        chosen: `[T]` of the best plan so far.
+        where: `[T, S]` of it.
+        times: `[2]`: its step, and the stand-in of the plan in hand.
+        stall: `[1]`: tries since it was found.
+    """
+
+    chosen: NDArray[np.int64]
+    where: NDArray[np.int64]
+    times: NDArray[np.float64]
+    stall: NDArray[np.int64]
+
+
 @numba.njit(cache=True)
-def search(costs: Costs, state: State, tries: int, seed: int, target_ms: float) -> float:
+def begin_search(costs: Costs, state: State, seed: int) -> Progress:
+    """Start from a whole plan; choices follow from `seed` as long as no other search begins."""
+    np.random.seed(seed)
+    times = np.array([step_ms(costs, state), _smooth_ms(costs, state)])
+    return Progress(state.chosen.copy(), state.where.copy(), times, np.zeros(1, np.int64))
+
+
+@numba.njit(cache=True)
+def search(costs: Costs, state: State, progress: Progress, tries: int, target_ms: float) -> float:
     """Take one to three tables out and put them back where they do the least harm, many times.
 
     The first table is most often one on a rank that a phase waits for. Tries that make the stand-in worse are undone,
-    but for one in a hundred.
+    but for one in a hundred. Slices of a search give what all its tries at once give.
 
     Args:
         costs: the problem.
-        state: a whole plan; gets the best one found.
-        tries: how many.
-        seed: of the choices.
+        state: a whole plan; see `end_search`.
+        progress: from `begin_search`.
+        tries: how many now.
         target_ms: stop at a step as short as this.
 
     Returns:
         The best plan's step.
     """
-    np.random.seed(seed)
     ranks = len(state.memory)
     tables = len(state.chosen)
     harm = np.empty(ranks)
     out, best_out = np.empty(state.where.shape[1], np.int64), np.empty(state.where.shape[1], np.int64)
     there = np.empty(tables, np.int64)
     picked, old, old_where = np.empty(3, np.int64), np.empty(3, np.int64), np.empty((3, state.where.shape[1]), np.int64)
-    best_step = step_ms(costs, state)
-    best_chosen, best_where = state.chosen.copy(), state.where.copy()
-    smooth = _smooth_ms(costs, state)
-    stall = 0
+    best_step: float = progress.times[0]
+    smooth, stall = progress.times[1], progress.stall[0]
     for _ in range(tries):
         if best_step <= target_ms:
             break
@@ -227,8 +262,8 @@ def search(costs: Costs, state: State, tries: int, seed: int, target_ms: float) 
             step = step_ms(costs, state)
             if step < best_step * (1 - 1e-12):
                 best_step, stall = step, 0
-                best_chosen[:] = state.chosen
-                best_where[:] = state.where
+                progress.chosen[:] = state.chosen
+                progress.where[:] = state.where
         else:
             for i in range(placed):
                 change(costs, state, picked[i], state.chosen[picked[i]], -1)
@@ -236,10 +271,16 @@ def search(costs: Costs, state: State, tries: int, seed: int, target_ms: float) 
                 state.where[picked[i]] = old_where[i]
                 change(costs, state, picked[i], old[i], 1)
         if stall >= _STALL:
-            _set_plan(costs, state, best_chosen, best_where)
+            _set_plan(costs, state, progress.chosen, progress.where)
             smooth, stall = _smooth_ms(costs, state), 0
-    _set_plan(costs, state, best_chosen, best_where)
+    progress.times[0], progress.times[1], progress.stall[0] = best_step, smooth, stall
     return best_step
+
+
+@numba.njit(cache=True)
+def end_search(costs: Costs, state: State, progress: Progress) -> None:
+    """Place the best plan that the search found."""
+    _set_plan(costs, state, progress.chosen, progress.where)
 
 
 @numba.njit(cache=True)

@@ -12,6 +12,9 @@ from dlrm_scale.planning.solver.flat_problem import FlatProblem
 
 __all__ = ["Loads", "Plan"]
 
+_SLICE_COSTS = 4_000_000
+"""Costs that the search may look at before Python gets its turn: some hundredths of a second."""
+
 Plan = tuple[list[int], list[NDArray[np.int64]]]
 """Option of every table, counted over all tables, and ranks of its shards."""
 
@@ -101,8 +104,17 @@ class Loads:
         return self._out[: self.flat.shards[option]].copy()
 
     def search(self, tries: int, seed: int, target_ms: float) -> float:
-        """Improve the whole plan that is placed; see `kernels.search`."""
-        return float(kernels.search(self._costs, self._state, tries, seed, target_ms))
+        """Improve the whole plan that is placed, in slices between which Ctrl-C counts; see `kernels.search`."""
+        costs_a_try = 2 * len(self.flat.table) / self.flat.tables * self._state.load.size
+        slice_tries = max(1, round(_SLICE_COSTS / costs_a_try))
+        progress = kernels.begin_search(self._costs, self._state, seed)
+        left, best_ms = tries, float(progress.times[0])
+        while left > 0 and best_ms > target_ms:
+            now = min(slice_tries, left)
+            best_ms = float(kernels.search(self._costs, self._state, progress, now, target_ms))
+            left -= now
+        kernels.end_search(self._costs, self._state, progress)
+        return best_ms
 
     def _ranks_of(self, table: int, option: int) -> NDArray[np.int64]:
         if self.flat.placement[option] == "all_ranks":

@@ -10,6 +10,11 @@ Every plan satisfies, with x the share of an option (0 or 1 in a plan), c its sh
 U_p is what options with a shard on every rank cost there. A plan with step V has no option whose shards alone cost
 more than V, so that the program without those options is a bound too, and a higher one: the bound is the least V with
 program(V) <= V.
+
+Where an option's shards differ, the first line counts their mean, so that the sum over ranks is exact. The second
+counts the largest of the table's own, which some rank has, and of those on every rank the smallest, for it isn't known
+which meet. A line more, T_p >= sum of the first shards of options on every rank, is rank 0's load, where hot rows lie.
+So the bound holds for plans that are rated shard by shard.
 """
 
 from dataclasses import dataclass
@@ -20,6 +25,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
 from dlrm_scale.planning.solver.flat_problem import FlatProblem
+from dlrm_scale.planning.solver.interruptible import interruptible
 
 __all__ = ["Relaxation", "lower_bound", "relax"]
 
@@ -99,10 +105,13 @@ def relax(flat: FlatProblem, limit_ms: float, *, whole_options: bool = False) ->
     n = len(kept)
     uniform = flat.uniform[kept]
     # Variables: x [n], T [phases], U [phases], memory of uniform options, z [charges].
-    t_at, u_at, m_at, z_at = n, n + phases, n + 2 * phases, n + 2 * phases + 1
+    t_at, u_at, m_at = n, n + phases, n + 2 * phases
+    # Where shards differ, what is surely on every rank is less than the average: L [phases], and memory of it.
+    l_at, s_at, z_at = (u_at, m_at, m_at + 1) if flat.alike else (m_at + 1, m_at + 1 + phases, m_at + 2 + phases)
     unit_ms = max(float(flat.costs_ms[kept].max()), 1e-12)
-    costs = flat.costs_ms[kept] / unit_ms
-    memory = flat.memory_bytes[kept] / max(1, flat.capacity_bytes)
+    costs, mean = flat.costs_ms[kept] / unit_ms, flat.mean_ms[kept] / unit_ms
+    capacity = max(1, flat.capacity_bytes)
+    memory, mean_memory = flat.memory_bytes[kept] / capacity, flat.mean_bytes[kept] / capacity
     rows = _Rows(z_at + charges)
 
     table = flat.table[kept]
@@ -111,19 +120,25 @@ def relax(flat: FlatProblem, limit_ms: float, *, whole_options: bool = False) ->
         equal.add(np.flatnonzero(table == t), 1.0, 1.0)
     everywhere, elsewhere = np.flatnonzero(uniform), np.flatnonzero(~uniform)
     for p in range(phases):
-        equal.add(np.append(everywhere, u_at + p), np.append(costs[everywhere, p], -1.0), 0.0)
-        average = costs[elsewhere, p] * flat.shards[kept][elsewhere] / flat.ranks
+        equal.add(np.append(everywhere, u_at + p), np.append(mean[everywhere, p], -1.0), 0.0)
+        average = mean[elsewhere, p] * flat.shards[kept][elsewhere] / flat.ranks
         rows.add(np.append(elsewhere, [u_at + p, t_at + p]), np.append(average, [1.0, -1.0]), 0.0)
-    equal.add(np.append(everywhere, m_at), np.append(memory[everywhere], -1.0), 0.0)
-    average = memory[elsewhere] * flat.shards[kept][elsewhere] / flat.ranks
+    equal.add(np.append(everywhere, m_at), np.append(mean_memory[everywhere], -1.0), 0.0)
+    average = mean_memory[elsewhere] * flat.shards[kept][elsewhere] / flat.ranks
     rows.add(np.append(elsewhere, m_at), np.append(average, 1.0), 1.0)
+    if not flat.alike:
+        least, first = flat.least_ms[kept] / unit_ms, flat.first_ms[kept] / unit_ms
+        for p in range(phases):
+            equal.add(np.append(everywhere, l_at + p), np.append(least[everywhere, p], -1.0), 0.0)
+            rows.add(np.append(everywhere, t_at + p), np.append(first[everywhere, p], -1.0), 0.0)
+        equal.add(np.append(everywhere, s_at), np.append(flat.least_bytes[kept][everywhere] / capacity, -1.0), 0.0)
     stacked_costs = costs * flat.stacked[kept][:, None]
     stacked_memory = memory * flat.stacked[kept]
     for t in _costliest_tables(table[elsewhere], stacked_costs[elsewhere].sum(axis=1), tables):
         own = elsewhere[table[elsewhere] == t]
         for p in range(phases):
-            rows.add(np.append(own, [u_at + p, t_at + p]), np.append(stacked_costs[own, p], [1.0, -1.0]), 0.0)
-        rows.add(np.append(own, m_at), np.append(stacked_memory[own], 1.0), 1.0)
+            rows.add(np.append(own, [l_at + p, t_at + p]), np.append(stacked_costs[own, p], [1.0, -1.0]), 0.0)
+        rows.add(np.append(own, s_at), np.append(stacked_memory[own], 1.0), 1.0)
     charged = flat.charged[kept]
     for c in range(charges):
         for t in np.unique(table[charged[:, c]]):
@@ -133,17 +148,20 @@ def relax(flat: FlatProblem, limit_ms: float, *, whole_options: bool = False) ->
     objective = np.zeros(z_at + charges)
     objective[t_at:u_at] = 1.0
     objective[z_at:] = flat.charge_ms / unit_ms
-    upper = np.array([1.0] * n + [np.inf] * (2 * phases + 1) + [1.0] * charges)
-    whole = np.array([1] * n + [0] * (2 * phases + 1 + charges)) if whole_options else 0
-    solved = milp(
-        objective,
-        constraints=[
-            LinearConstraint(rows.matrix(), -np.inf, rows.right),
-            LinearConstraint(equal.matrix(), equal.right, equal.right),
-        ],
-        bounds=Bounds(0.0, upper),
-        integrality=whole,
-        options={"node_limit": _NODES, "mip_rel_gap": 1e-5} if whole_options else None,
+    upper = np.array([1.0] * n + [np.inf] * (z_at - n) + [1.0] * charges)
+    whole = np.array([1] * n + [0] * (z_at - n + charges)) if whole_options else 0
+    constraints = [
+        LinearConstraint(rows.matrix(), -np.inf, rows.right),
+        LinearConstraint(equal.matrix(), equal.right, equal.right),
+    ]
+    solved = interruptible(
+        lambda: milp(
+            objective,
+            constraints=constraints,
+            bounds=Bounds(0.0, upper),
+            integrality=whole,
+            options={"node_limit": _NODES, "mip_rel_gap": 1e-5} if whole_options else None,
+        )
     )
     if solved.status == 2 or solved.x is None:
         return None

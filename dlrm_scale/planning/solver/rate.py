@@ -1,11 +1,12 @@
-"""Rating a whole plan of a problem: the load and memory of every rank, and its step."""
+"""Rating a whole plan of a problem by its options' costs: the load and memory of every rank, and its step."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_scale.planning.solver.problem import Assignment, Option, Problem
+from dlrm_scale.planning.solver.problem import Assignment, Problem
 
 __all__ = ["Rating", "charged_ms", "rate"]
 
@@ -48,12 +49,11 @@ def rate(problem: Problem, assignment: Assignment) -> Rating:
             shards = np.bincount(where, minlength=problem.ranks)
             load += costs * shards
             memory += option.memory_bytes * shards
-    charges = charged_ms(problem, chosen)
+    charges = charged_ms(problem, {option.sharding_type for option in chosen})
     step = float(load.max(axis=1).sum()) + charges + problem.base_ms
     return Rating(load_ms=load, memory_bytes=memory, charges_ms=charges, step_ms=step)
 
 
-def charged_ms(problem: Problem, chosen: list[Option]) -> float:
-    """Add up the charges of the types that these options use."""
-    used = {option.sharding_type for option in chosen}
-    return sum(charge.milliseconds for charge in problem.charges if not used.isdisjoint(charge.sharding_types))
+def charged_ms(problem: Problem, types: Collection[str]) -> float:
+    """Add up the charges of types in use."""
+    return sum(charge.milliseconds for charge in problem.charges if not charge.sharding_types.isdisjoint(types))

@@ -6,11 +6,12 @@ another start. Where the problem is small enough, CP-SAT polishes the result and
 counted work, never on a clock.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dlrm_scale.planning.solver.choose import Solution, choose, only_type, single_types
 from dlrm_scale.planning.solver.construct import construct, construct_small
 from dlrm_scale.planning.solver.flat_problem import FlatProblem, flatten
 from dlrm_scale.planning.solver.infeasible import NoFeasiblePlan, shortfall
@@ -39,30 +40,16 @@ _TOLERANCE = 1e-5
 """A plan this close to the bound counts as optimal; rounding in CP-SAT takes up to 3e-5."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Solution:
-    """A plan with what bounds it.
-
-    Attributes:
-        assignment: the plan.
-        step_ms: its predicted step.
-        bound_ms: no plan of the problem has a shorter predicted step.
-        gap: `step_ms / bound_ms - 1`, at least 0.
-        optimal: proven, within the solver's tolerance.
-        work_units: spent: tries of the search and milliseconds of CP-SAT's deterministic time; equal inputs spend
-            equally many.
-    """
-
-    assignment: Assignment
-    step_ms: float
-    bound_ms: float
-    gap: float
-    optimal: bool
-    work_units: int
+_SINGLE_EFFORT = 0.2
+"""Of the effort for plans of one sharding type alone; those that come close get all of it."""
+_CLOSE = 1.02
 
 
 def solve(problem: Problem, *, effort: float = 1.0) -> Solution:
     """Find a plan with a short step. Equal problems give equal plans.
+
+    Where the options' costs are lines below the exact ones (`Problem.exact`), they only suggest plans: the exact step
+    chooses among them and among plans of one sharding type alone, and moves of single tables improve the choice.
 
     Args:
         problem: every table has at least one option.
@@ -71,11 +58,63 @@ def solve(problem: Problem, *, effort: float = 1.0) -> Solution:
     Raises:
         NoFeasiblePlan: nothing fits the ranks' memory; says in numbers what is missing.
     """
+    found = _solve(problem, effort, np.inf)
+    assert found is not None
+    return found
+
+
+def _solve(problem: Problem, effort: float, give_up_ms: float) -> Solution | None:
+    """As `solve`; None where no plan can be as short as `give_up_ms`."""
+    linear = _suggest(problem, effort, give_up_ms)
+    if linear is None or problem.exact is None:
+        return None if linear is None else linear.solution
+    solution = choose(problem, linear.solution, linear.suggested, effort)
+    if solution.optimal:
+        return solution
+    others: list[tuple[float, Assignment]] = []
+    spent = 0
+    for kind in single_types(problem):
+        narrowed, back = only_type(problem, kind)
+        if effort == 0.0 and any(option.placement != "all_ranks" for of in narrowed.options for option in of):
+            continue
+        best_ms = min([solution.step_ms, *(ms for ms, _ in others)])
+        try:
+            found = _solve(narrowed, effort * _SINGLE_EFFORT, best_ms)
+            if found is not None and effort and not found.optimal and found.step_ms < best_ms * _CLOSE:
+                spent += found.work_units
+                found = _solve(narrowed, effort, best_ms)
+        except NoFeasiblePlan:
+            continue
+        if found is not None:
+            spent += found.work_units
+            others.append((found.step_ms, back(found.assignment)))
+    close = [assignment for step_ms, assignment in others if step_ms < solution.step_ms * _CLOSE]
+    if close:
+        solution = choose(problem, solution, close, effort)
+    return replace(solution, work_units=solution.work_units + spent)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Suggestion:
+    """What the options' costs lead to.
+
+    Attributes:
+        solution: the best plan by them; the bound is one of exact steps too.
+        suggested: all plans on the way to it.
+    """
+
+    solution: Solution
+    suggested: tuple[Assignment, ...]
+
+
+def _suggest(problem: Problem, effort: float, give_up_ms: float) -> _Suggestion | None:
     flat = flatten(problem)
     bounded = lower_bound(flat)
     if bounded is None:
         raise NoFeasiblePlan(shortfall(problem, proven=True))
     bound_ms, relaxed = bounded
+    if bound_ms >= give_up_ms:
+        return None
     scale = np.maximum(relaxed.shares @ (flat.costs_ms * flat.shards[:, None]) / flat.ranks, 1e-9)
     loads = Loads(flat, scale)
     work = 0
@@ -84,39 +123,46 @@ def solve(problem: Problem, *, effort: float = 1.0) -> Solution:
         only, work = _any_plan(problem, flat, loads, bound_ms)
         plans = [only]
     step_ms, best = plans[0]
+    suggested = [plan for _, plan in plans]
     tries = round(_tries(flat) * effort)
     for seed, (_, plan) in enumerate(plans[:_STARTS]):
         if step_ms <= bound_ms * (1 + _TOLERANCE):
             break
         loads.set_plan(plan)
         found_ms = loads.search(tries, seed, bound_ms * (1 + _TOLERANCE))
+        suggested.append(loads.plan())
         work += tries
         if found_ms < step_ms:
-            step_ms, best = found_ms, loads.plan()
+            step_ms, best = found_ms, suggested[-1]
     if effort and step_ms > bound_ms * (1 + _WORTH_WHOLE):
         whole = relax(flat, step_ms, whole_options=True)
         if whole is not None:
             bound_ms = max(bound_ms, min(step_ms, whole.step_ms))
             if construct(loads, _most_of(flat, whole)):
                 found_ms = loads.search(tries, _STARTS, bound_ms * (1 + _TOLERANCE))
+                suggested.append(loads.plan())
                 work += tries
                 if found_ms < step_ms:
-                    step_ms, best = found_ms, loads.plan()
+                    step_ms, best = found_ms, suggested[-1]
     proven = step_ms <= bound_ms * (1 + _TOLERANCE)
     if not proven and effort:
-        best, bound_ms, proven, spent = _polish(flat, loads, best, step_ms, bound_ms, _EXACT_WORK * effort)
+        best, polished_ms, proven, spent = _polish(flat, loads, best, step_ms, bound_ms, _EXACT_WORK * effort)
+        suggested.append(best)
+        # CP-SAT counts shards that differ as the largest, which bounds nothing.
+        bound_ms = polished_ms if flat.alike else bound_ms
         work += spent
     assignment = flat.assignment(*best)
     step_ms = rate(problem, assignment).step_ms
     bound_ms = min(bound_ms, step_ms)
-    return Solution(
+    solution = Solution(
         assignment=assignment,
         step_ms=step_ms,
         bound_ms=bound_ms,
         gap=step_ms / bound_ms - 1 if bound_ms else 0.0,
-        optimal=proven,
+        optimal=proven and problem.exact is None,
         work_units=work,
     )
+    return _Suggestion(solution=solution, suggested=tuple(flat.assignment(*plan) for plan in [best, *suggested]))
 
 
 def _first_plans(flat: FlatProblem, loads: Loads, bound_ms: float) -> list[tuple[float, Plan]]:
@@ -157,7 +203,7 @@ def _any_plan(problem: Problem, flat: FlatProblem, loads: Loads, bound_ms: float
     worst += float(flat.charge_ms.sum()) + flat.base_ms
     exact = solve_exactly(flat, None, worst, bound_ms=bound_ms, work=_EXACT_WORK)
     if exact.plan is None:
-        raise NoFeasiblePlan(shortfall(problem, proven=exact.proven))
+        raise NoFeasiblePlan(shortfall(problem, proven=exact.proven and flat.alike))
     loads.set_plan(exact.plan)
     return (loads.step_ms(), exact.plan), exact.work_units
 

@@ -1,6 +1,7 @@
 """What a memory cap forces, on a problem small enough to see the answer."""
 
 from dlrm_scale.planning.plan.memory_caps import describe_memory_caps, what_memory_forces
+from dlrm_scale.planning.plan.shapes import shapes_of
 from dlrm_scale.planning.solver.problem import Option, Problem
 from dlrm_scale.planning.solver.solve import solve
 
@@ -35,7 +36,7 @@ def test_a_cap_that_costs_time_is_told_with_the_tables_that_would_change() -> No
     problem = _problem(110)
     solution = solve(problem)
     assert solution.step_ms == 4.0
-    caps = what_memory_forces(problem, solution, solve)
+    caps = what_memory_forces(problem, shapes_of(problem, solution.assignment), solution.step_ms, solve)
     assert [(found.factor, found.step_ms, found.memory_bytes) for found in caps.larger] == [(1.25, 1.0, 137)]
     assert caps.larger[0].changed == (("a", "row_wise", "table_wise"), ("b", "row_wise", "table_wise"))
     told = describe_memory_caps(caps)
@@ -45,6 +46,7 @@ def test_a_cap_that_costs_time_is_told_with_the_tables_that_would_change() -> No
 
 def test_a_cap_that_costs_nothing_says_so() -> None:
     problem = _problem(120)
-    caps = what_memory_forces(problem, solve(problem), solve)
+    solution = solve(problem)
+    caps = what_memory_forces(problem, shapes_of(problem, solution.assignment), solution.step_ms, solve)
     assert caps.larger == ()
     assert describe_memory_caps(caps) == ("tables may take 120 B on a rank; more memory wouldn't make the step shorter")

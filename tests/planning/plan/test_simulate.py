@@ -1,9 +1,12 @@
 """Numbers of devices: throughput, efficiency, the knee by its rule."""
 
+from dataclasses import replace
+
 import pytest
 
 from dlrm_scale.planning.plan.cost_models import OurCosts
-from dlrm_scale.planning.plan.simulate import Scale, _knee, simulate, sizes_between
+from dlrm_scale.planning.plan.simulate import Scale, Simulation, _knee, simulate, sizes_between
+from dlrm_scale.planning.report.plan_text import describe_knee, describe_simulation
 from dlrm_scale.planning.solver.problem import Problem
 from dlrm_scale.planning.solver.solve import Solution, solve
 from dlrm_scale.units import GIB
@@ -54,3 +57,29 @@ def test_efficiency_counts_from_the_smallest_number_that_fits() -> None:
         assert (scale.memory_bytes or 0) <= (scale.memory_limit_bytes or 0)
         assert (scale.bound_ms or 0) <= (scale.step_ms or 0) * (1 + 1e-9)
         assert sum(count for _, count in scale.types) == 5
+
+
+def test_the_wide_space_is_planned_beside_the_default_at_the_knee_and_large_gaps_are_marked() -> None:
+    request = small_request(ranks=8)
+    found = simulate(request, [8, 16], OurCosts, _quick)
+    assert found.wide_at_knee is not None
+    assert found.wide_at_knee.ranks == found.knee
+    wide = simulate(small_request(ranks=8, wide=True), [8], OurCosts, _quick)
+    assert wide.wide_at_knee is None
+    assert not wide.space_limits
+    text = describe_simulation(found)
+    assert f"on {found.knee} devices the default space takes" in text
+    assert "a100x8: data sheets and assumptions, nothing measured" in text
+    far = replace(found.scales[0], gap=0.0501)
+    near = replace(found.scales[0], gap=0.0499)
+    assert "5.0% !" in describe_simulation(replace(found, scales=(far,)))
+    assert "!" not in describe_simulation(replace(found, scales=(near,)))
+
+
+@pytest.mark.parametrize(("wide_ms", "limits"), [(9.0, True), (9.95, False)])
+def test_the_space_is_the_limit_where_the_wide_one_is_shorter_at_the_knee(wide_ms: float, limits: bool) -> None:
+    ours = Scale(ranks=8, step_ms=10.0, bound_ms=9.0, gap=0.1, samples_per_second=1.0)
+    found = Simulation(request=small_request(), scales=(ours,), knee=8, wide_at_knee=replace(ours, step_ms=wide_ms))
+    assert found.space_limits == limits
+    told = " ".join(describe_knee(found))
+    assert ("the space is the limit" in told, "the space isn't the limit" in told) == (limits, not limits)

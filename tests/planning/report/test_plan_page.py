@@ -61,7 +61,7 @@ def test_equal_plans_have_equal_pages(analysis: Analysis) -> None:
 def test_a_simulations_page_and_text_tell_what_does_not_fit_and_the_knee(simulation: Simulation) -> None:
     page = simulation_page(simulation)
     _loads_nothing(page)
-    assert "Knee: 4 devices. The knee is" in page
+    assert "knee: 4 devices (the knee is" in page
     text = describe_simulation(simulation)
     assert re.search(r"^ +2 +- +no sharding plan fits", text, re.MULTILINE)
     assert re.search(r"^ +4 +\d+\.\d{3} +", text, re.MULTILINE)

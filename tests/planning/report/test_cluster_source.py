@@ -1,0 +1,26 @@
+"""Where a cluster's constants come from, in one line."""
+
+from dlrm_scale.planning.cluster.cluster_file import load_cluster
+from dlrm_scale.planning.report.cluster_source import cluster_source, describe_source
+from tests.planning.costs.small_cluster import small_cluster
+
+
+def test_a_ready_made_gpu_cluster_has_nothing_measured() -> None:
+    for name in ("a100x8", "h100x8", "h200x8"):
+        assert describe_source(load_cluster(name)) == f"{name}: data sheets and assumptions, nothing measured"
+    assert describe_source(small_cluster()) == "small: data sheets and assumptions, nothing measured"
+
+
+def test_a_measured_cluster_tells_how_much_of_it_when_and_how_noisily() -> None:
+    cluster = load_cluster("cpu2")
+    source = cluster_source(cluster)
+    assert source.given == 1  # grid_shard, which is assumed
+    assert (source.kind, source.noisy, source.when) == ("partly", False, "")
+    told = describe_source(cluster)
+    assert told.startswith(f"cpu2: calibrated {source.measured} of {source.measured + 1} constants")
+    assert "its file doesn't say when; noise: little (load average 13.98" in told
+    noisy = cluster.model_copy(
+        update={"notes": "Elapsed times of dlrm-scale calibrate on 2 ranks, 2026-11-30. Noise: too much for good (x)."}
+    )
+    assert cluster_source(noisy).noisy
+    assert "on 2026-11-30; noise: too much for good (x)" in describe_source(noisy)
