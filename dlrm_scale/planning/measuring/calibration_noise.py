@@ -24,7 +24,7 @@ _LARGE_SHARE, _ABSURD_SHARE = 0.1, 0.5
 """Of the typical step of models that use a sharding type: a constant of the type below the first changes no order much;
 one above the second can't be, for these steps have tables to look up, exchange and update as well."""
 _WIDE_SHARE = 0.3
-"""Of the same step: a constant whose 90 % interval is wider isn't known. Of 40 simulated models with known constants the
+"""Of the same step: a constant whose 90 % interval is wider isn't known. Of 40 simulated models with known ones the
 widest interval was 0.07 to 0.25 of the step where steps were 3 or 10 % noisy, 0.4 or more with 40 or 100 %."""
 
 
