@@ -43,11 +43,6 @@ class Option:
     costs_ms: tuple[float, ...]
     memory_bytes: int
 
-    @property
-    def total_ms(self) -> float:
-        """Of one shard over all phases."""
-        return sum(self.costs_ms)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Charge:
