@@ -20,12 +20,14 @@ _BUSY_DELAY, _SPOILT_DELAY = 0.05, 0.15
 wait for it in an exchange: from 0.15 on that is as much as the fits' own errors."""
 _SPOILT_FIT = 0.35
 """Mean relative error of a fit: over twice the largest of a calibration that ordered plans well (0.04 to 0.14)."""
-_LARGE_SHARE, _ABSURD_SHARE = 0.1, 0.5
-"""Of the typical step of models that use a sharding type: a constant of the type below the first changes no order much;
-one above the second can't be, for these steps have tables to look up, exchange and update as well."""
-_WIDE_SHARE = 0.3
-"""Of the same step: a constant whose 90 % interval is wider isn't known. Of 40 simulated models with known ones the
-widest interval was 0.07 to 0.25 of the step where steps were 3 or 10 % noisy, 0.4 or more with 40 or 100 %."""
+_ABSURD_SHARE = 0.5
+"""Of the typical step of models that use a sharding type: a constant of the type above this can't be, for these steps
+have tables to look up, exchange and update as well."""
+_UNTOLD_SHARE, _WIDE_SHARE = 0.2, 0.3
+"""Of the same step: a constant above the first that may as well be nothing, or with a 90 % interval wider than the
+second, isn't known; half as much is worth a warning. Of 40 simulated models with known constants the widest interval was
+0.07 to 0.25 of the step where steps were 3 or 10 % noisy, 0.4 or more with 40 or 100 %."""
+_WORTH_TELLING = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,15 +127,18 @@ def judge_noise(
             faults.append(f"{part}: {part_delay:.0%} of the time spent waiting for a core")
     faults += [f"fit of {name}: {error:.0%} off" for name, error in (fit_errors or {}).items() if error > _SPOILT_FIT]
     faults += [fault for constant in types if (fault := _absurd(constant))]
-    (warnings if rough else faults).extend(doubt for constant in types if (doubt := _unknown(constant)))
+    for constant in types:
+        if _doubt(constant) > _WORTH_TELLING:
+            (faults if _doubt(constant) > 1 and not rough else warnings).append(_unknown(constant))
     noise = Noise(
         load_average=load, cores=cores, spread=spread, delay_share=delay, warnings=tuple(warnings), faults=tuple(faults)
     )
     if faults and not allowed:
         raise TrainingError(
             f"{noise.text} Nothing was written, for these constants would mislead:\n  " + "\n  ".join(faults),
-            remedy="end other programs and measure again, measure --processor-time, or write it all the same with "
-            "--allow-noise",
+            remedy="end other programs and measure again, "
+            + ("measure --processor-time, " if waits else "")
+            + "or write it all the same with --allow-noise",
         )
     return noise
 
@@ -147,11 +152,13 @@ def _absurd(constant: TypeEvidence) -> str:
     )
 
 
+def _doubt(constant: TypeEvidence) -> float:
+    """How little the steps bear a constant out: from 1 on it isn't known."""
+    untold = constant.value_ms / _UNTOLD_SHARE if constant.low_ms <= 0 else 0.0
+    return max(untold, (constant.high_ms - constant.low_ms) / _WIDE_SHARE) / constant.typical_step_ms
+
+
 def _unknown(constant: TypeEvidence) -> str:
-    large = constant.value_ms > _LARGE_SHARE * constant.typical_step_ms and constant.low_ms <= 0
-    wide = constant.high_ms - constant.low_ms > _WIDE_SHARE * constant.typical_step_ms
-    if not (large or wide):
-        return ""
     return (
         f"{constant.kind}: {constant.value_ms:.3g} ms for being in use isn't borne out by the steps: with other models "
         f"it is {constant.low_ms:.3g} to {constant.high_ms:.3g} ms of a step of {constant.typical_step_ms:.3g} ms"
