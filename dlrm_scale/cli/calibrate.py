@@ -47,8 +47,9 @@ def calibrate(
 
     Takes about two minutes on two ranks, which should have the machine for themselves. Measurements that would mislead
     are refused: repeats of a part that spread by more than half, ranks that waited for a core for 15 % of the time, a
-    fit that is 35 % off, or a sharding type's constant that takes half a step or that the steps don't bear out. What is
-    worth less without misleading is written with the reason. Under torchrun it measures all hosts.
+    fit that is 50 % off (to whole steps 30 %), or a sharding type's constant that takes half a step or that the steps
+    don't bear out. What is worth less without misleading is written with the reason. Under torchrun it measures all
+    hosts.
     """
     from dlrm_scale.errors import ConfigError
     from dlrm_scale.install import check_install

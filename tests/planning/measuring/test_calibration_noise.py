@@ -53,10 +53,11 @@ def test_one_spoilt_part_among_quiet_ones_is_enough() -> None:
 
 
 def test_a_fit_that_is_far_off_is_refused() -> None:
-    assert not judge_noise(_timings(0.05, 0.0), 0.3, 2, fit_errors={"lookup": 0.14, "step": 0.2}).busy
-    said = _refused(_timings(0.05, 0.0), fit_errors={"lookup": 0.14, "step": 0.5})
-    assert "fit of step: 50% off" in said
-    assert "lookup" not in said
+    assert not judge_noise(_timings(0.05, 0.0), 0.3, 2, fit_errors={"lookup": 0.14, "step": 0.1}).busy
+    said = _refused(_timings(0.05, 0.0), fit_errors={"lookup": 0.4, "input": 0.6, "step": 0.35})
+    assert said.splitlines()[1:] == ["  fit of input: 60% off", "  fit of step: 35% off"]
+    warned = judge_noise(_timings(0.05, 0.0), 0.3, 2, fit_errors={"lookup": 0.4, "step": 0.2})
+    assert warned.warnings == ("fit of lookup: 40% off", "fit of step: 20% off")
 
 
 def _type(value: float, low: float, high: float) -> TypeEvidence:
