@@ -10,6 +10,7 @@ __all__ = [
     "InstallError",
     "MissingCheckpointError",
     "PlanError",
+    "PlanFileError",
     "SaveError",
     "StorageError",
     "TrainingError",
@@ -25,7 +26,7 @@ class DlrmScaleError(Exception):
         message: what is wrong, one or more lines.
         remedy: what the user can do; printed on a line of its own.
         exit_code: what the command exits with. 2 is a wrong command or config, 3 a plan that doesn't
-            fit, 4 a damaged checkpoint, 130 a stop by a signal, 1 everything else.
+            fit or a table without a legal type, 4 a damaged checkpoint, 130 a stop by a signal, 1 everything else.
     """
 
     exit_code = 1
@@ -62,6 +63,12 @@ class PlanError(DlrmScaleError):
     """A sharding plan that can't be made or isn't allowed."""
 
     exit_code = 3
+
+
+class PlanFileError(PlanError):
+    """A plan file that is missing, malformed, or made for something else: a wrong file, not a plan that doesn't fit."""
+
+    exit_code = 2
 
 
 class CheckpointError(DlrmScaleError):

@@ -10,6 +10,8 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
+_TOO_MANY = 2**62
+
 _SUFFIXES = {"": 1, "B": 1, "K": KIB, "KIB": KIB, "M": MIB, "MIB": MIB, "G": GIB, "GIB": GIB}
 _SUFFIXES |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "T": 1024 * GIB, "TIB": 1024 * GIB}
 
@@ -26,12 +28,15 @@ def parse_bytes(text: str) -> int:
     """Read `512M`, `1GiB`, `10GB` (10^10) or `1048576` as a number of bytes.
 
     Raises:
-        ConfigError: the text isn't a size.
+        ConfigError: the text isn't a size, or one that no machine has.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in _SUFFIXES:
         raise ConfigError(f"{text!r} is not a size", remedy="write it as 512M, 1GiB or a number of bytes")
-    return int(float(match[1]) * _SUFFIXES[match[2].upper()])
+    size_bytes = float(match[1]) * _SUFFIXES[match[2].upper()]
+    if size_bytes >= _TOO_MANY:
+        raise ConfigError(f"{text[:40]!r} is too large a size", remedy="sizes are below 4 EiB, 2^62 bytes")
+    return int(size_bytes)
 
 
 def format_count(count: float) -> str:

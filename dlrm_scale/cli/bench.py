@@ -3,12 +3,12 @@
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from dlrm_scale.cli.announce import announce
 from dlrm_scale.cli.stats import Optimizer
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def _request(
         seed=seed,
         clock="processor" if processor_time else "elapsed",
         memory_bytes=None if memory is None else parse_bytes(memory),
-        say=_say(),
+        say=announce,
     )
 
 
@@ -213,7 +213,3 @@ def _deliver(request: "BenchRequest", result: "RoundsResult", out: Path | None, 
         sys.stdout.write("\n")
         return
     typer.echo(describe_bench(summary, about) + (f"\n\nwritten: {out}" if out is not None else ""))
-
-
-def _say() -> Callable[[str], None]:
-    return lambda line: typer.echo(f"{line} …", err=True)

@@ -31,7 +31,7 @@ def calibrate(
         bool, typer.Option("--quick", help="Fewer shapes and repeats: shows that it works, for rough constants.")
     ] = False,
     allow_noise: Annotated[
-        bool, typer.Option("--allow-noise", help="Write what was measured on a busy machine too, marked as such.")
+        bool, typer.Option("--allow-noise", help="Write what would mislead too, with the reasons in the file.")
     ] = False,
     processor_time: Annotated[
         bool,
@@ -45,8 +45,11 @@ def calibrate(
 ) -> None:
     """Measure lookups, updates and collectives on the ranks at hand, and write a cluster file for `plan`.
 
-    Takes about two minutes on two ranks, which should have the machine for themselves: load average and spread of
-    repeats are looked at, and measurements that would mislead are refused. Under torchrun it measures all hosts.
+    Takes about two minutes on two ranks, which should have the machine for themselves. Measurements that would mislead
+    are refused: repeats of a part that spread by more than half, ranks that waited for a core for 15 % of the time, a
+    fit that is 50 % off (to whole steps 30 %), or a sharding type's constant that takes half a step or that the steps
+    don't bear out. What is worth less without misleading is written with the reason. Under torchrun it measures all
+    hosts.
     """
     from dlrm_scale.errors import ConfigError
     from dlrm_scale.install import check_install
@@ -106,6 +109,8 @@ def _summary(result: "Calibration", out: str) -> dict[str, object]:
             "cores": noise.cores,
             "spread": noise.spread,
             "delay_share": noise.delay_share,
+            "warnings": list(noise.warnings),
+            "faults": list(noise.faults),
         },
     }
 
@@ -113,6 +118,8 @@ def _summary(result: "Calibration", out: str) -> dict[str, object]:
 def _table(result: "Calibration", out: str) -> str:
     cluster = result.cluster
     lines = [f"wrote {out}: {cluster.notes}", "", "error of each fit:"]
+    if cluster.noise:
+        lines.insert(1, f"warning: {cluster.noise}")
     lines += [f"  {name:12} {error:6.1%}" for name, error in cluster.fit_error.items()]
     lines += ["a step pays for each sharding type in use:"]
     lines += [f"  {kind:18} {constant.value:7.2f} ms" for kind, constant in cluster.type_ms.items()]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dlrm_scale.cli.announce import announce
 from dlrm_scale.cli.stats import Optimizer
 
 if TYPE_CHECKING:
@@ -104,16 +105,15 @@ def plan(
 
     Compares our plan with TorchRec's, each in our costs and in TorchRec's, with the bound that no plan can beat, and
     says which rank and phase decide. Equal calls give equal output, but for the time that planning took. Exits with 3
-    where nothing fits, with the changes that would make it fit.
+    where nothing fits, with the changes that would make it fit, or a table has no legal type; with 2 where a plan file
+    is missing, malformed or made for something else.
     """
     if context.invoked_subcommand is not None:
         return
     from dlrm_scale.planning.plan.no_fit import NothingFits
-    from dlrm_scale.planning.text_file import check_new
+    from dlrm_scale.planning.text_file import check_outputs
 
-    for path in (out, html):
-        if path is not None:
-            check_new(path, force=force)
+    check_outputs({"-o": out, "--html": html}, force=force)
     first, last = _sizes(world_size, simulate)
     request = _request(
         tables=tables,
@@ -225,10 +225,8 @@ def _request(
     if reserve is not None:
         described = described.model_copy(update={"reserve": reserve})
     types = read_constraints(constrain) if constrain else {}
-    if force_kind is not None:
-        if types:
-            raise ConfigError("--force-kind and --constrain contradict each other", remedy="leave one of them out")
-        types = read_constraints([f"{table.name}={force_kind}" for table in found.tables])
+    if force_kind is not None and types:
+        raise ConfigError("--force-kind and --constrain contradict each other", remedy="leave one of them out")
     if sizes_follow and ranks_per_host is None:
         ranks_per_host = min(ranks, described.ranks_per_host)
     return plan_request(
@@ -239,6 +237,7 @@ def _request(
         ranks_per_host=ranks_per_host,
         wide=wide,
         types=types,
+        forced_kind=force_kind,
         config=config_of(tables, overrides=overrides),
     )
 
@@ -262,7 +261,7 @@ def _analyze(
         effort=Effort(of_default=effort),
         torchrec_costs=torchrec,
         what_if=what_if,
-        say=_say(),
+        say=announce,
     )
 
 
@@ -313,7 +312,7 @@ def _simulate(
     from dlrm_scale.planning.text_file import write_text
 
     sizes = sizes_between(request.ranks, last)
-    found: Simulation = simulate(request, sizes, OurCosts, Effort(of_default=effort).again, _say())
+    found: Simulation = simulate(request, sizes, OurCosts, Effort(of_default=effort).again, announce)
     if html is not None:
         from dlrm_scale.planning.report.plan_page import simulation_page
 
@@ -334,17 +333,12 @@ def _print_json(values: dict[str, object]) -> None:
     sys.stdout.write("\n")
 
 
-def _say() -> Callable[[str], None]:
-    """Tell on stderr what begins, for planning may take a minute."""
-    return lambda line: typer.echo(f"{line} …", err=True)
-
-
 def _measuring() -> Callable[[str, int, int], None]:
     told: set[str] = set()
 
     def tell(what: str, done: int, total: int) -> None:
         if what not in told:
             told.add(what)
-            typer.echo(f"{what} …", err=True)
+            announce(what)
 
     return tell

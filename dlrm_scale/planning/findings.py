@@ -1,5 +1,6 @@
 """What pydantic found wrong with a file of the planner: place, key, rule and the nearest spelling, a line each."""
 
+import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
@@ -7,10 +8,14 @@ from pydantic import BaseModel, ValidationError
 
 from dlrm_scale.recipes.validate import nearest
 
-__all__ = ["findings"]
+__all__ = ["check_name", "findings", "shortened"]
 
 _MOST = 10
 """A file that is wrong everywhere needn't be told in full."""
+_LONGEST = 40
+"""Characters of a value in a message: a number may have 4,300 digits."""
+_UNSEEN = ("Cc", "Cs", "Zl", "Zp")
+"""Unicode's control characters, halves of characters, and separators of lines and paragraphs."""
 
 
 def findings(
@@ -33,6 +38,24 @@ def findings(
     found = [_describe(e, record, place, rest) for e in errors if e not in followed]
     more = [f"and {len(found) - _MOST} more"] if len(found) > _MOST else []
     return "\n  ".join([*found[:_MOST], *more])
+
+
+def shortened(value: object) -> str:
+    """Write a value as Python does, the middle left out where it is long."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 10]}… ({len(text):,} characters)"
+
+
+def check_name(name: str) -> str:
+    """Return a name that can be printed on one line, as names are in messages, tables and on pages.
+
+    Raises:
+        ValueError: a newline or another control character.
+    """
+    for place, character in enumerate(name, 1):
+        if unicodedata.category(character) in _UNSEEN:
+            raise ValueError(f"character {place} is the control character {character!a}; names are of one line")
+    return name
 
 
 def _describe(
@@ -63,14 +86,14 @@ def _describe(
         allowed = [a.strip(" '") for a in error["ctx"]["expected"].replace(" or ", ", ").split(",")]
         hint = nearest(str(error["input"]), allowed)
         return (
-            f"{before}{key} = {error['input']!r} is not allowed"
+            f"{before}{key} = {shortened(error['input'])} is not allowed"
             + (f"; did you mean {hint}?" if hint else "")
             + f" (allowed: {', '.join(allowed)})"
         )
     said = error["msg"].removeprefix("Value error, ")
     # Rules on a whole record name their keys themselves.
     whole = isinstance(error["input"], dict | BaseModel | list | tuple)
-    return f"{before}{said}" if whole else f"{before}{key} = {error['input']!r}: {said}"
+    return f"{before}{said}" if whole else f"{before}{key} = {shortened(error['input'])}: {said}"
 
 
 def _inside(path: Sequence[int | str], outer: Sequence[int | str]) -> bool:

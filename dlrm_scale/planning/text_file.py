@@ -3,13 +3,14 @@
 import json
 import os
 import tomllib
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from dlrm_scale.errors import ConfigError
 
-__all__ = ["check_new", "read_values", "write_text"]
+__all__ = ["check_new", "check_outputs", "read_values", "value_text", "write_text"]
 
 
 def read_values(path: Path) -> dict[str, Any]:
@@ -29,6 +30,10 @@ def read_values(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid TOML: {error}", remedy="mend it there") from None
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}: not valid JSON: {error}", remedy="mend it there") from None
+    except ValueError as error:  # a whole number of more digits than Python reads
+        raise ConfigError(f"{path}: {error}", remedy="mend it there") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: values inside values, too deep to read", remedy="mend it there") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: found {type(values).__name__}, not keys with values", remedy="write an object")
     return values
@@ -42,10 +47,54 @@ def check_new(path: Path, *, force: bool) -> None:
         force: it may exist.
 
     Raises:
-        ConfigError: it exists, it is a folder, or the folder for it doesn't exist.
+        ConfigError: it exists, it is a folder, the folder for it doesn't exist, or no file can be made there.
     """
+    try:
+        _check_place(path, force=force)
+        # Only making a file tells whether one can be made: permissions, read-only and special file systems, long names.
+        temporary = _temporary(path)
+        temporary.open("xb").close()
+        temporary.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"{path} can't be written: {error.strerror}", remedy="name a file in a folder that can be written"
+        ) from None
+
+
+def check_outputs(paths: Mapping[str, Path | None], *, force: bool) -> None:
+    """Refuse, before long work, files that couldn't all be written after it.
+
+    Args:
+        paths: by the option that names them; None where it wasn't given.
+        force: they may exist.
+
+    Raises:
+        ConfigError: as `check_new`, or two options name the same file, whatever they call it.
+    """
+    found: dict[Path, str] = {}
+    for option, path in paths.items():
+        if path is None:
+            continue
+        check_new(path, force=force)
+        other = found.setdefault(path.resolve(), option)
+        if other != option:
+            raise ConfigError(f"{other} and {option} name the same file, {path}", remedy="name two files")
+
+
+def value_text(value: object) -> str:
+    """Write a number, string or array as JSON does; TOML reads it too, but for one control character, which is escaped.
+
+    Raises:
+        ValueError: not a finite number.
+    """
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
+
+
+def _check_place(path: Path, *, force: bool) -> None:
     if path.is_dir():
         raise ConfigError(f"{path} is a folder", remedy="name a file")
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path} is a device, pipe or socket, which can't be replaced", remedy="name a file")
     if os.path.lexists(path) and not force:
         raise ConfigError(f"{path} exists already", remedy="name another file, or replace it with --force")
     if not path.parent.is_dir():
@@ -63,9 +112,9 @@ def write_text(path: Path, text: str, *, force: bool = False) -> None:
     Raises:
         ConfigError: as `check_new`, or it can't be written.
     """
-    check_new(path, force=force)
-    temporary = path.with_name(f".{path.name}-{os.getpid()}.tmp")
+    temporary = _temporary(path)
     try:
+        _check_place(path, force=force)
         with temporary.open("xb") as file:
             file.write(text.encode())
             file.flush()
@@ -81,6 +130,10 @@ def write_text(path: Path, text: str, *, force: bool = False) -> None:
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}-{os.getpid()}.tmp")
 
 
 def _sync_folder(path: Path) -> None:

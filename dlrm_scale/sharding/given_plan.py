@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dlrm_scale.config import Config, ShardingConfig
-from dlrm_scale.errors import ConfigError, PlanError
+from dlrm_scale.errors import ConfigError, PlanFileError
 from dlrm_scale.schema import TableSpec
 from dlrm_scale.sharding.plan_file import PlanFile
 from dlrm_scale.sharding.rules import objection
@@ -67,8 +67,8 @@ def check_given_plan(
     `sharding.plan` decides for every table. `sharding.kind` and `sharding.tables` may repeat what the plan says.
 
     Raises:
-        PlanError: the plan is for other tables, ranks, hosts or another optimizer, each named with both values; or a
-            table's type isn't allowed, with the reason.
+        PlanFileError: the plan is for other tables, ranks, hosts or another optimizer, each named with both values; or
+            a table's type isn't allowed, with the reason.
         ConfigError: `sharding.kind` or `sharding.tables` asks for another type than the plan has.
     """
     source = f"sharding.plan {config.sharding.plan}"
@@ -77,7 +77,7 @@ def check_given_plan(
     )
     if changed:
         more = [f"and {len(changed) - _SHOWN} more"] if len(changed) > _SHOWN else []
-        raise PlanError(
+        raise PlanFileError(
             f"{source} was made for something else:\n  " + "\n  ".join([*changed[:_SHOWN], *more]),
             remedy=_remedy(changed, plan),
         )
@@ -90,7 +90,7 @@ def check_given_plan(
             allow_split_row_state=config.sharding.allow_split_row_state,
         )
         if refusal is not None:
-            raise PlanError(f"{source}, table {table.name}: {table.type} {refusal[0]}", remedy=refusal[1])
+            raise PlanFileError(f"{source}, table {table.name}: {table.type} {refusal[0]}", remedy=refusal[1])
     _check_kinds(plan, config.sharding, source)
 
 

@@ -4,7 +4,9 @@
 One table a line, so that two plans can be compared with any tool:
 
     {
-    "version": 2, "ranks": 8, "ranks_per_host": 4, "optimizer": "rowwise_adagrad", …
+    "version": 2,
+    "fingerprint": "…",
+    "ranks": 8, "ranks_per_host": 4, "optimizer": "rowwise_adagrad", …
     "tables": [
     {"name": "C1", "rows": 1000, "dim": 64, "pooling": "sum", "type": "row_wise", "kernel": "fused"},
     {"name": "C2", …, "type": "table_row_wise", "kernel": "fused", "hosts": [1]},
@@ -29,7 +31,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dlrm_scale.config import ShardingType
-from dlrm_scale.errors import PlanError
+from dlrm_scale.errors import PlanError, PlanFileError
 from dlrm_scale.layout import ShardLayout
 from dlrm_scale.schema import Pooling, TableSpec
 from dlrm_scale.sharding.shard_shapes import HOST_TYPES, RANK_TYPES, TableShape, shape_of, table_layout
@@ -51,9 +53,13 @@ __all__ = [
 ]
 
 PLAN_VERSION: Literal[2] = 2
+_MAKE_ONE = "make a plan with `dlrm-scale plan -o FILE`"
+_MEND = f"mend it there, or {_MAKE_ONE}"
 
 _Count = Annotated[int, Field(ge=1, lt=2**62)]
 _Index = Annotated[int, Field(ge=0, lt=2**62)]
+_Ranks = Annotated[int, Field(ge=1, le=2**20)]
+"""A million: shards are listed by rank, and a wrong number mustn't fill the memory."""
 _Number = int | Annotated[float, Field(allow_inf_nan=False)]
 Runs = tuple[tuple[_Number, _Count], ...]
 """A value by rank: (value, for how many ranks), from rank 0 on."""
@@ -141,6 +147,8 @@ class PlanFile(_Record):
 
     Attributes:
         version: of the format.
+        fingerprint: of everything else; "" in files written by hand. It isn't the last key, so that its line can be
+            taken out.
         planner: who made it: `dlrm_scale`, `torchrec`, or `forced` by hand.
         ranks: that it is for.
         ranks_per_host: of them.
@@ -151,13 +159,13 @@ class PlanFile(_Record):
         tables: in the model's order.
         prediction: None where nothing was predicted.
         versions: of the packages that made it.
-        fingerprint: of everything else; "" in files written by hand.
     """
 
     version: Literal[2] = PLAN_VERSION
+    fingerprint: str = ""
     planner: str
-    ranks: _Count
-    ranks_per_host: _Count
+    ranks: _Ranks
+    ranks_per_host: _Ranks
     optimizer: Literal["sgd", "rowwise_adagrad", "adam"]
     batch_size_per_rank: _Count
     replicas: Literal[1] = 1
@@ -165,7 +173,6 @@ class PlanFile(_Record):
     tables: Annotated[tuple[PlannedTable, ...], Field(min_length=1)]
     prediction: Prediction | None = None
     versions: dict[str, str] = Field(default_factory=dict)
-    fingerprint: str = ""
 
     def layout(self, order: Sequence[str] | None = None) -> ShardLayout:
         """Spell out all shards.
@@ -257,30 +264,30 @@ def load_plan(path: Path) -> PlanFile:
     """Read a plan and check that every row and column of its tables is placed once.
 
     Raises:
-        PlanError: the file can't be read, is of another version, was changed after it was written, or places a
+        PlanFileError: the file can't be read, is of another version, was changed after it was written, or places a
             table as TorchRec can't.
     """
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not text"
-        raise PlanError(f"{path}: {why}", remedy="make one with `dlrm-scale plan -o FILE`") from None
+        raise PlanFileError(f"{path}: {why}", remedy=f"check the path, or {_MAKE_ONE}") from None
     _check_version(path, text)
     try:
         plan = PlanFile.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise PlanError(f"{path}: not a sharding plan: {place}: {first['msg']}") from None
+        raise PlanFileError(f"{path}: not a sharding plan: {place}: {first['msg']}", remedy=_MEND) from None
     if plan.fingerprint and plan.fingerprint != plan.content_fingerprint():
-        raise PlanError(
+        raise PlanFileError(
             f"{path}: its fingerprint doesn't match its content; it was changed after it was written",
-            remedy='take its line "fingerprint" out if the change is meant',
+            remedy='if the change is meant, take its line "fingerprint" out, or write "fingerprint": "" there',
         )
     try:
         _check_places(plan)
     except PlanError as error:
-        raise PlanError(f"{path}: {error.message}", remedy=error.remedy) from None
+        raise PlanFileError(f"{path}: {error.message}", remedy=error.remedy or _MEND) from None
     return plan
 
 
@@ -309,11 +316,16 @@ def package_versions(packages: Iterable[str] = ()) -> dict[str, str]:
 def _check_version(path: Path, text: str) -> None:
     try:
         content = json.loads(text)
-        found = content["version"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise PlanError(f"{path}: not a sharding plan: {error!r}") from None
-    if found != PLAN_VERSION:
-        raise PlanError(f"{path}: version {found}; this release reads {PLAN_VERSION}")
+    except (ValueError, RecursionError) as error:
+        raise PlanFileError(f"{path}: not a sharding plan: not valid JSON: {error}", remedy=_MEND) from None
+    if not isinstance(content, dict) or "version" not in content:
+        raise PlanFileError(f'{path}: not a sharding plan: it has no "version"', remedy=_MAKE_ONE)
+    if content["version"] != PLAN_VERSION:
+        found = json.dumps(content["version"])[:40]
+        raise PlanFileError(
+            f"{path}: version {found}; this release reads {PLAN_VERSION}",
+            remedy=f"{_MAKE_ONE}, or install the release that wrote it",
+        )
 
 
 def _check_places(plan: PlanFile) -> None:

@@ -34,6 +34,8 @@ def test_wrong_calls_are_refused_with_a_remedy(
         (["--tables", tables, "--cluster", cluster, "--plans", "row_wise,best"], "--plans best"),
         (["--tables", tables, "--cluster", "h100x8", "--plans", "row_wise"], "describes cuda ranks"),
         (["--data", tables, "--cluster", cluster], "names no config"),
+        (["--tables", tables, "--cluster", cluster, "--plan", tmp_path / "no.json"], "no.json: No such file"),
+        (["--tables", tables, "--cluster", cluster, "-o", "/proc/out"], "/proc/out can't be written"),
     ):
         assert run_command("bench", *arguments) == 2, words
         printed = capsys.readouterr().err

@@ -115,14 +115,51 @@ def test_forced_plans_and_kinds_and_constraints_are_obeyed(run: Run, asked: list
         (["--cluster", "a100"], "no cluster or file 'a100'"),
         (["--constrain", "larg=row_wise"], "--constrain larg: mine has no such table"),
         (["--force-kind", "row_wise", "--constrain", "tiny=row_wise"], "contradict each other"),
-        (["--force-kind", "rows"], "no such sharding type"),
+        (["--force-kind", "rows"], "--force-kind rows: no such sharding type; did you mean row_wise?"),
         (["--simulate", "-o", "x.json"], "-o needs one number of ranks"),
         (["--memory", "much"], "is not a size"),
+        (["--memory", "9" * 400], "is too large a size"),
+        (["--batch-size-per-rank", "1" + "0" * 300], "allowed are 1 to 2,147,483,647"),
+        (["--world-size", "8" + "0" * 30], "at most 1,048,576 are allowed"),
     ],
 )
 def test_wrong_requests_are_refused_with_2(arguments: list[str], words: str, run: Run, asked: list[str]) -> None:
     code, _, err = run(*asked, *arguments)
     assert (code, words in err) == (2, True), err
+
+
+def test_a_forced_plan_that_is_missing_or_for_other_ranks_is_refused_with_2(
+    run: Run, asked: list[str], tmp_path: Path
+) -> None:
+    quick, path = [*asked, "--no-torchrec", "--no-what-if"], tmp_path / "plan.json"
+    code, _, err = run(*quick, "--force-plan", str(path))
+    assert (code, "plan.json: No such file" in err) == (2, True), err
+    assert run(*quick, "-o", str(path))[0] == 0
+    code, _, err = run(*quick, "--force-plan", str(path), "--world-size", "8")
+    assert (code, "ranks: the plan's 16, here 8" in err) == (2, True), err
+
+
+def test_a_table_without_a_legal_type_is_refused_with_3(run: Run, asked: list[str]) -> None:
+    code, _, err = run(*asked, "--constrain", "large=column_wise")
+    assert (code, "table large: no legal way to shard it is left" in err) == (3, True), err
+
+
+def test_outputs_that_cannot_all_be_written_are_refused_before_planning(
+    run: Run, asked: list[str], tmp_path: Path
+) -> None:
+    same, link = tmp_path / "x.json", tmp_path / "link"
+    link.symlink_to(tmp_path)
+    for outputs, words in (
+        (["-o", str(same), "--html", str(same)], "-o and --html name the same file"),
+        (["-o", str(same), "--html", str(link / "x.json")], "-o and --html name the same file"),
+        (["-o", "/proc/x.json"], "/proc/x.json can't be written"),
+        (["--html", str(tmp_path / ("x" * 300))], "can't be written: File name too long"),
+        (["-o", "/dev/null", "--force"], "/dev/null is a device"),
+    ):
+        code, _, err = run(*asked, *outputs)
+        assert (code, words in err) == (2, True), err
+        assert "planning" not in err, "it says so before it plans"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "tables.toml"]
 
 
 def test_what_is_missing_is_named(run: Run) -> None:
@@ -177,7 +214,7 @@ def test_two_plans_are_told_apart(run: Run, asked: list[str], tmp_path: Path) ->
     code, out, _ = run("diff", str(first), str(first))
     assert "every shard stays where it is" in out
     code, _, err = run("diff", str(first), str(tmp_path / "absent.json"))
-    assert code == 3
+    assert code == 2
     assert "absent.json: No such file" in err
 
 

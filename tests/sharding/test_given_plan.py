@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dlrm_scale.config import Config
-from dlrm_scale.errors import ConfigError, DlrmScaleError, PlanError
+from dlrm_scale.errors import ConfigError, DlrmScaleError, PlanError, PlanFileError
 from dlrm_scale.layout import ShardLayout
 from dlrm_scale.schema import TableSpec
 from dlrm_scale.sharding.given_plan import check_given_plan
@@ -172,8 +172,8 @@ def test_a_plan_for_something_else_is_refused_with_every_changed_field() -> None
         TableSpec(name="C6", rows=1, dim=16),
     )
     error = _refusal(config, plan, tables, ranks=8, ranks_per_host=4)
-    assert isinstance(error, PlanError)
-    assert error.exit_code == 3
+    assert isinstance(error, PlanFileError)
+    assert error.exit_code == 2
     assert error.message.splitlines() == [
         "sharding.plan /p.json was made for something else:",
         "  ranks: the plan's 4, here 8",

@@ -1,11 +1,12 @@
 """Plans in files: the same bytes for the same plan, small for many ranks, and nothing wrong is read."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from dlrm_scale.errors import PlanError
+from dlrm_scale.errors import PlanFileError
 from dlrm_scale.schema import TableSpec
 from dlrm_scale.sharding.plan_file import (
     PlanFile,
@@ -105,18 +106,30 @@ def _table(name: str, /, **values: object) -> list[dict[str, object]]:
     return [{**t, **values} if t["name"] == name else t for t in tables]
 
 
+def _refusal(path: Path) -> PlanFileError:
+    with pytest.raises(PlanFileError) as caught:
+        load_plan(path)
+    assert caught.value.exit_code == 2, "a wrong file, not a plan that doesn't fit"
+    assert caught.value.remedy
+    return caught.value
+
+
 def test_a_changed_plan_is_refused_unless_its_fingerprint_is_taken_out(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     save_plan(path, _plan())
     text = path.read_text()
-    path.write_text(text.replace('"rank": 3', '"rank": 2', 1))
-    with pytest.raises(PlanError, match=r"plan\.json: its fingerprint doesn't match its content") as caught:
-        load_plan(path)
-    assert "take its line" in (caught.value.remedy or "")
-    content = json.loads(path.read_text())
-    del content["fingerprint"]
-    path.write_text(json.dumps(content))
-    assert load_plan(path).tables[0].shape.places == (2,)
+    changed = text.replace('"rank": 3', '"rank": 2', 1)
+    path.write_text(changed)
+    error = _refusal(path)
+    assert "plan.json: its fingerprint doesn't match its content" in error.message
+    assert error.remedy == 'if the change is meant, take its line "fingerprint" out, or write "fingerprint": "" there'
+    lines = changed.splitlines(keepends=True)
+    without = [line for line in lines if not line.startswith('"fingerprint"')]
+    emptied = ['"fingerprint": "",\n' if line.startswith('"fingerprint"') else line for line in lines]
+    assert len(without) == len(lines) - 1
+    for edited in (without, emptied):
+        path.write_text("".join(edited))
+        assert load_plan(path).tables[0].shape.places == (2,)
 
 
 @pytest.mark.parametrize(
@@ -133,22 +146,32 @@ def test_a_changed_plan_is_refused_unless_its_fingerprint_is_taken_out(tmp_path:
         ({"tables": []}, "not a sharding plan: tables"),
         ({"prediction": {"costs": "x", "step_ms": 1, "phases_ms": {"a": [[1, 3]]}}}, "prediction a isn't of 4 ranks"),
         ({"surprise": 1}, "not a sharding plan: surprise"),
+        ({"ranks": 2**61}, "not a sharding plan: ranks: .*less than or equal to 1048576"),
     ],
 )
 def test_a_file_that_is_no_whole_plan_is_refused(values: dict[str, object], words: str, tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match=rf"plan\.json: .*{words}"):
-        load_plan(_edited(tmp_path / "plan.json", **values))
+    assert re.search(rf"plan\.json: .*{words}", _refusal(_edited(tmp_path / "plan.json", **values)).message)
 
 
 def test_a_shard_that_would_leave_cells_out_is_refused(tmp_path: Path) -> None:
     shard = {"offset": [0, 0], "size": [10, 16], "rank": 3}
-    with pytest.raises(PlanError, match="table table_wise: its shards aren't those of table_wise on 4 ranks"):
-        load_plan(_edited(tmp_path / "plan.json", tables=_table("table_wise", shards=[shard])))
+    error = _refusal(_edited(tmp_path / "plan.json", tables=_table("table_wise", shards=[shard])))
+    assert "table table_wise: its shards aren't those of table_wise on 4 ranks" in error.message
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text("{")
-    with pytest.raises(PlanError, match=r"plan\.json: not a sharding plan"):
-        load_plan(tmp_path / "plan.json")
-    with pytest.raises(PlanError, match=r"absent\.json: No such file"):
-        load_plan(tmp_path / "absent.json")
+    path = tmp_path / "plan.json"
+    for text, words in (
+        ("{", "not a sharding plan: not valid JSON: Expecting property name"),
+        ('{"version": 2,\n}', "line 2 column 1"),
+        ("[" * 100_000, "not a sharding plan: not valid JSON"),
+        ('{"version": ' + "9" * 5000 + "}", "not a sharding plan: not valid JSON"),
+        ("[2]", 'it has no "version"'),
+        ("{}", 'it has no "version"'),
+    ):
+        path.write_text(text)
+        assert words in _refusal(path).message
+        assert len(_refusal(path).message) < 400
+    path.write_bytes(b"\xff")
+    assert _refusal(path).message == f"{path}: not text"
+    assert "absent.json: No such file" in _refusal(tmp_path / "absent.json").message

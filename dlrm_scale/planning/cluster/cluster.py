@@ -1,10 +1,14 @@
 """A cluster: how many ranks, what memory they have, and what lookups and collectives cost there."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from dlrm_scale.config import ShardingType
+from dlrm_scale.planning.findings import check_name, shortened
+from dlrm_scale.recipes.validate import nearest
 
 __all__ = [
     "COLLECTIVES",
@@ -37,7 +41,12 @@ vectors and their gradients, so that measured ones contain its copies. Where one
 stands in for it."""
 
 _Size = Annotated[int, Field(ge=0, lt=2**62)]
-_Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Time = Annotated[float, Field(ge=0, le=1e7, allow_inf_nan=False)]
+"""Milliseconds, and the few values in other units: 1e7 ms are almost three hours, more than any part of a step."""
+_Ranks = Annotated[int, Field(ge=1, le=2**20)]
+_LEAST_RATE, _LEAST_EFFICIENCY = 1e-3, 1e-3
+"""A megabyte a second, a thousandth of a link: below, times of a step are no longer worth planning for."""
+_TYPES: tuple[str, ...] = get_args(ShardingType)
 
 
 class _Record(BaseModel):
@@ -103,8 +112,8 @@ class CollectiveCosts(_Record):
     """
 
     collective: Collective
-    ranks: Annotated[int, Field(ge=2)]
-    hosts: Annotated[int, Field(ge=1)] = 1
+    ranks: Annotated[_Ranks, Field(ge=2)]
+    hosts: _Ranks = 1
     curve: Curve
 
 
@@ -126,15 +135,17 @@ class Link(_Record):
     @field_validator("gigabytes_per_second")
     @classmethod
     def _carries(cls, rate: Constant) -> Constant:
-        if not rate.value:
-            raise ValueError("gigabytes_per_second must be more than 0")
+        if rate.value < _LEAST_RATE:
+            raise ValueError(f"gigabytes_per_second must be at least {_LEAST_RATE:g}, but is {rate.value:g}")
         return rate
 
     @field_validator("efficiency")
     @classmethod
     def _is_a_share(cls, efficiency: Constant) -> Constant:
-        if not 0 < efficiency.value <= 1:
-            raise ValueError(f"efficiency must be above 0 and at most 1, but is {efficiency.value}")
+        if not _LEAST_EFFICIENCY <= efficiency.value <= 1:
+            raise ValueError(
+                f"efficiency must be at least {_LEAST_EFFICIENCY:g} and at most 1, but is {efficiency.value:g}"
+            )
         return efficiency
 
     @property
@@ -211,6 +222,9 @@ class DenseCosts(_Record):
         call_ms: of every step, whatever the sizes: Python, loss, launches.
         gflop_ms: 10^9 floating-point operations in fp32.
         bf16_gflop_ms: the same under bf16 autocast.
+        tf32_gflop_ms: the same in TF32, which CUDA devices alone have. Where it isn't given, twice what bf16 takes, and
+            no more than fp32: tensor cores do half as many operations in TF32 as in bf16 (NVIDIA's data sheets of A100,
+            H100 and H200).
         vector_ms: a million values of pooled vectors, brought into order and given gradients.
         parameter_ms: a million parameters: gradients, their bucket, the optimizer.
     """
@@ -218,8 +232,19 @@ class DenseCosts(_Record):
     call_ms: Constant
     gflop_ms: Constant
     bf16_gflop_ms: Constant
+    tf32_gflop_ms: Constant | None = None
     vector_ms: Constant
     parameter_ms: Constant
+
+    def flop_rate_ms(self, precision: Literal["fp32", "tf32", "bf16"]) -> float:
+        """10^9 floating-point operations in a precision; see `tf32_gflop_ms`."""
+        if precision == "fp32":
+            return self.gflop_ms.value
+        if precision == "bf16":
+            return self.bf16_gflop_ms.value
+        if self.tf32_gflop_ms is not None:
+            return self.tf32_gflop_ms.value
+        return min(self.gflop_ms.value, 2 * self.bf16_gflop_ms.value)
 
 
 class Cluster(_Record):
@@ -243,16 +268,19 @@ class Cluster(_Record):
         type_ms: what a sharding type costs a step as soon as one table uses it, by type; no entry costs nothing.
         fit_error: of a calibrated file: mean relative error of each component's fit.
         notes: what else is to be known of the constants.
+        noise: why measured constants aren't to be trusted, in a sentence or more: what other programs, repeats or the
+            fit itself say against them. Empty where nothing does.
     """
 
-    name: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1), AfterValidator(check_name)]
     device: Literal["cpu", "cuda"]
-    hosts: Annotated[int, Field(ge=1)]
-    ranks_per_host: Annotated[int, Field(ge=1)]
+    hosts: _Ranks
+    ranks_per_host: _Ranks
     memory_bytes: Annotated[int, Field(ge=1, lt=2**62)]
     memory_source: Annotated[str, Field(min_length=1)]
     reserve: Annotated[float, Field(ge=0, lt=1)] = 0.15
     notes: str = ""
+    noise: str = ""
     forward: LookupCosts
     backward: LookupCosts
     input: InputCosts
@@ -262,6 +290,19 @@ class Cluster(_Record):
     type_ms: dict[str, Constant] = Field(default_factory=dict)
     fit_error: dict[str, float] = Field(default_factory=dict)
     collectives: tuple[CollectiveCosts, ...] = ()
+
+    @field_validator("type_ms")
+    @classmethod
+    def _known_types(cls, constants: dict[str, Constant]) -> dict[str, Constant]:
+        for kind in constants:
+            if kind not in _TYPES:
+                hint = nearest(kind, _TYPES)
+                raise ValueError(
+                    f"type_ms: unknown sharding type {shortened(kind)}"
+                    + (f"; did you mean {hint}?" if hint else "")
+                    + f" (allowed: {', '.join(_TYPES)})"
+                )
+        return constants
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

@@ -12,7 +12,7 @@ memory_source = "data sheet"
 start_ms = {value = 0.0066, source = "..."}
 ...
 ```
-Keys are those of `Cluster`; every constant has its source beside it.
+Keys are those of `Cluster`; every constant has its source beside it, and every section says its units in a comment.
 """
 
 import json
@@ -26,12 +26,37 @@ from pydantic import ValidationError
 from dlrm_scale.errors import ConfigError
 from dlrm_scale.planning.cluster.cluster import Cluster
 from dlrm_scale.planning.findings import findings
-from dlrm_scale.planning.text_file import check_new, read_values, write_text
+from dlrm_scale.planning.text_file import check_new, read_values, value_text, write_text
 from dlrm_scale.recipes.validate import nearest
 
 __all__ = ["check_cluster_path", "cluster_names", "format_cluster", "load_cluster", "save_cluster"]
 
 _FORMAT_VERSION = 1
+_UNITS = {
+    "forward": (
+        "Milliseconds of the pooled lookup. call_ms: a call; table_ms: a table; all others: per million",
+        "of ids (lookup), ids x columns (element), distinct rows of the global batch (unique_row), their values",
+        "(unique_element), values of pooled vectors (output_element).",
+    ),
+    "backward": ("Milliseconds of the fused update, per million but for call_ms and table_ms, as in [forward].",),
+    "input": (
+        "Milliseconds of the exchange of ids, beside its all-to-all. call_ms: a sharding type in use; all others:",
+        "per million of ids (value, bucketize) or bags (bag).",
+    ),
+    "replicas": ("Milliseconds of data-parallel tables. call_ms: a step; element_ms: per million of their values.",),
+    "dense": (
+        "Milliseconds of the dense part. call_ms: a step; gflop: per 10^9 floating-point operations; vector and",
+        "parameter: per million values of pooled vectors, and per million parameters.",
+    ),
+    "links": ("What collectives that weren't measured are computed from. start_ms: milliseconds of any collective.",),
+    "links.host": (
+        "Between ranks of a host. gigabytes_per_second: 10^9 bytes a second of one rank in one direction; efficiency:",
+        "the share of it that is reached; step_ms and message_ms: milliseconds of a ring's step and of a message.",
+    ),
+    "links.network": ("Between hosts. Units as in [links.host].",),
+    "type_ms": ("Milliseconds of a step as soon as one table is of the type.",),
+    "fit_error": ("Mean relative error of each fit: 0.1 is 10 %.",),
+}
 _REMEDY = (
     "mend it there; the keys are explained in dlrm_scale/planning/cluster/cluster.py, and `dlrm-scale calibrate` "
     "writes whole files"
@@ -99,37 +124,33 @@ def format_cluster(cluster: Cluster) -> str:
     collectives = values.pop("collectives")
     lines = [f"format_version = {_FORMAT_VERSION}"]
     sections = {key: value for key, value in values.items() if isinstance(value, dict)}
-    lines += [f"{key} = {_text(value)}" for key, value in values.items() if key not in sections]
+    lines += [f"{key} = {value_text(value)}" for key, value in values.items() if key not in sections]
     for name, section in sections.items():
         if section:
             lines += _section(name, section)
     for costs in collectives:
         curve = costs.pop("curve")
-        lines += ["", "[[collectives]]", *(f"{key} = {_text(value)}" for key, value in costs.items())]
-        lines += ["[collectives.curve]", f"source = {_text(curve['source'])}", "points = ["]
-        lines += [*(f"  [{size}, {_text(time)}]," for size, time in curve["points"]), "]"]
+        lines += ["", "[[collectives]]", *(f"{key} = {value_text(value)}" for key, value in costs.items())]
+        lines += ["[collectives.curve]", f"source = {value_text(curve['source'])}"]
+        lines += ["points = [  # bytes, milliseconds"]
+        lines += [*(f"  [{size}, {value_text(time)}]," for size, time in curve["points"]), "]"]
     return "\n".join(lines) + "\n"
 
 
 def _section(name: str, section: dict[str, Any]) -> list[str]:
-    lines = ["", f"[{name}]"]
+    lines = ["", f"[{name}]", *(f"# {line}" for line in _UNITS.get(name, ()))]
     inner = {key: value for key, value in section.items() if isinstance(value, dict) and "source" not in value}
     for key, value in section.items():
         if key not in inner:
             is_constant = isinstance(value, dict)
-            lines.append(f"{key} = {_inline(value) if is_constant else _text(value)}")
+            lines.append(f"{key} = {_inline(value) if is_constant else value_text(value)}")
     for key, value in inner.items():
         lines += _section(f"{name}.{key}", value)
     return lines
 
 
 def _inline(constant: dict[str, Any]) -> str:
-    return f"{{value = {_text(constant['value'])}, source = {_text(constant['source'])}}}"
-
-
-def _text(value: object) -> str:
-    """Numbers, strings and arrays of JSON are TOML too, but for one control character."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
+    return f"{{value = {value_text(constant['value'])}, source = {value_text(constant['source'])}}}"
 
 
 def _check_suffix(path: Path) -> None:

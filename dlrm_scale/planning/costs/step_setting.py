@@ -7,16 +7,30 @@ from dlrm_scale.errors import ConfigError
 from dlrm_scale.planning.cluster.cluster import Cluster
 from dlrm_scale.planning.costs.collective_costs import Group, collective_curve
 from dlrm_scale.planning.costs.dense_work import DenseWork
+from dlrm_scale.planning.findings import shortened
 from dlrm_scale.planning.tables.table_set import TableSet
 from dlrm_scale.sharding.shard_memory import ID_COPIES
+from dlrm_scale.units import format_bytes, format_count
 
-__all__ = ["PipelineChoice", "StepSetting", "dense_ms", "step_setting"]
+__all__ = ["COUNTED_MEMORY", "PipelineChoice", "StepSetting", "dense_ms", "step_setting"]
+
+COUNTED_MEMORY = (
+    "tables, exchange and dense part; a process adds its libraries, the input pipeline and checkpoint buffers, which "
+    "`dlrm-scale train --dry-run` counts"
+)
+"""What the predicted memory of a rank is of, for whoever shows it."""
 
 OWN_VECTOR_COPIES = 4
 """Of the pooled vectors of a rank's own samples: as they come, in the model's order, and gradients of both (measured:
 peaks of 42 plans of three models on two ranks)."""
 
 PipelineChoice = Literal["auto", "plain", "sparse_dist"]
+
+_MOST_RANKS, _MOST_ROWS = 2**20, 2**31 - 1
+"""Of a plan, and of a rank's batch, whose rows torch and fbgemm count in 32 bits."""
+_MOST_BYTES = 2**50
+"""Of all tables' weights, of a global batch's ids, of its pooled vectors: a pebibyte each. More is a slip of the pen,
+and sums over ranks and copies must stay within 64 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +127,22 @@ def step_setting(
             f"{ranks} ranks don't divide into hosts of {ranks_per_host}",
             remedy=f"use a multiple of {ranks_per_host} ranks, or another number a host",
         )
-    if batch_size_per_rank < 1:
-        raise ConfigError(f"a batch of {batch_size_per_rank} rows a rank", remedy="use at least 1")
+    if ranks > _MOST_RANKS:
+        raise ConfigError(
+            f"a plan for {shortened(ranks)} ranks: at most {format_count(_MOST_RANKS)} are allowed",
+            remedy="use fewer ranks",
+        )
+    if not 1 <= batch_size_per_rank <= _MOST_ROWS:
+        raise ConfigError(
+            f"a batch of {shortened(batch_size_per_rank)} rows a rank: allowed are 1 to {format_count(_MOST_ROWS)}",
+            remedy="use another batch size",
+        )
+    _check_sizes(tables, ranks * batch_size_per_rank)
+    if dense is not None and dense.precision == "tf32" and cluster.device == "cpu":
+        raise ConfigError(
+            f"train.tf32 = true: TF32 is a format of CUDA devices, and cluster {cluster.name} is of CPUs",
+            remedy="leave it out, or plan for a cluster of GPUs",
+        )
     return StepSetting(
         ranks=ranks,
         ranks_per_host=ranks_per_host,
@@ -134,7 +162,21 @@ def dense_ms(tables: TableSet, cluster: Cluster, setting: StepSetting) -> float:
     if dense is None:
         return found
     gflop = 6e-9 * batch * dense.multiply_adds_per_row
-    rate = costs.gflop_ms if dense.precision == "fp32" else costs.bf16_gflop_ms
     reduce = collective_curve(cluster, "all_reduce", setting.world) if dense.parameters else None
-    found += rate.value * gflop + costs.parameter_ms.value * dense.parameters / 1e6
+    found += costs.flop_rate_ms(dense.precision) * gflop + costs.parameter_ms.value * dense.parameters / 1e6
     return found + (float(reduce.milliseconds(4.0 * dense.parameters)) if reduce is not None else 0.0)
+
+
+def _check_sizes(tables: TableSet, rows: int) -> None:
+    batch = f"of a global batch of {format_count(rows)} rows"
+    for what, size_bytes in (
+        ("the weights of all tables", 4 * sum(table.rows * table.dim for table in tables.tables)),
+        (f"the ids {batch}", 8 * rows * sum(table.lookups_per_sample for table in tables.tables)),
+        (f"the pooled vectors {batch}", 4 * rows * sum(table.dim for table in tables.tables)),
+    ):
+        if size_bytes > _MOST_BYTES:
+            raise ConfigError(
+                f"{tables.name}: {what} take {format_bytes(size_bytes)}; plans are made for up to "
+                f"{format_bytes(_MOST_BYTES)}",
+                remedy="check rows, columns and lookups_per_sample of its tables, ranks and batch size",
+            )

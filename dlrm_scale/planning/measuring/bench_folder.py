@@ -27,7 +27,7 @@ def check_folder(folder: Path, *, force: bool) -> None:
     """Refuse, before long work, a folder that couldn't be written after it.
 
     Raises:
-        ConfigError: it exists, or what it is in doesn't.
+        ConfigError: it exists, what it is in doesn't, or no folder can be made there.
     """
     if os.path.lexists(folder):
         if not force:
@@ -39,6 +39,14 @@ def check_folder(folder: Path, *, force: bool) -> None:
             )
     if not folder.absolute().parent.is_dir():
         raise ConfigError(f"the folder {folder.absolute().parent} doesn't exist", remedy="make it first")
+    probe = _beside(folder, "tmp")
+    try:
+        probe.mkdir()
+        probe.rmdir()
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} can't be written: {error.strerror}", remedy="name a folder where one can be made"
+        ) from None
 
 
 def result_lines(request: BenchRequest, result: RoundsResult, summary: BenchSummary) -> Iterator[dict[str, object]]:
@@ -97,8 +105,7 @@ def write_folder(folder: Path, files: Mapping[str, str], *, force: bool) -> None
         ConfigError: as `check_folder`, or it can't be written.
     """
     check_folder(folder, force=force)
-    temporary = folder.with_name(f".{folder.name}-{os.getpid()}.tmp")
-    replaced = folder.with_name(f".{folder.name}-{os.getpid()}.old")
+    temporary, replaced = _beside(folder, "tmp"), _beside(folder, "old")
     try:
         for name, text in files.items():
             path = temporary / name
@@ -118,6 +125,10 @@ def write_folder(folder: Path, files: Mapping[str, str], *, force: bool) -> None
         for path in (temporary, replaced):
             with suppress(OSError):
                 shutil.rmtree(path)
+
+
+def _beside(folder: Path, kind: str) -> Path:
+    return folder.with_name(f".{folder.name}-{os.getpid()}.{kind}")
 
 
 def _plans(summary: BenchSummary) -> Iterable[dict[str, object]]:

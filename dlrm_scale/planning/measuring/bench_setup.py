@@ -60,6 +60,7 @@ def prepare_bench(
 
     Raises:
         ConfigError: a cluster of another device, one rank, unknown names, or parts that don't go together.
+        PlanFileError: a plan file is missing or malformed.
         PlanError: none of the plans is feasible, each with its reason (exit code 3).
     """
     if ranks < 2:
@@ -123,7 +124,8 @@ def _adapted(config: Config, batch_size: int, wide: bool, ranks_per_host: int) -
 
 
 def _given(path: Path, request: PlanRequest) -> tuple[str, tuple[TableShape, ...] | DlrmScaleError]:
+    plan = load_plan(path)  # a file that is missing or malformed is a wrong command, not a plan that can't be used
     try:
-        return path.stem, given_shapes(load_plan(path), request)
+        return path.stem, given_shapes(plan, request)
     except DlrmScaleError as error:
         return path.stem, error

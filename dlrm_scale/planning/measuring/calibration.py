@@ -26,9 +26,9 @@ from dlrm_scale.planning.measuring.micro_dense import measure_dense
 from dlrm_scale.planning.measuring.micro_input import measure_input
 from dlrm_scale.planning.measuring.micro_lookups import lookup_shapes, measure_lookups
 from dlrm_scale.planning.measuring.micro_replicas import measure_replicas
-from dlrm_scale.planning.measuring.micro_timing import Clock, RankTimer
+from dlrm_scale.planning.measuring.micro_timing import Clock, RankTimer, Timing
 from dlrm_scale.planning.measuring.probe_models import probe_models
-from dlrm_scale.planning.measuring.probe_steps import apply_probes, measure_probes
+from dlrm_scale.planning.measuring.probe_steps import apply_probes, measure_probes, type_evidence
 from dlrm_scale.sharding.hosts import ranks_per_host as settle_ranks_per_host
 from dlrm_scale.sharding.memory_pages import keep_freed_memory
 from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
@@ -50,7 +50,7 @@ class CalibrationRequest:
         name: of the cluster.
         device: of the ranks.
         quick: fewer shapes and repeats: shows that it works, and no more.
-        allow_noise: write what was measured beside other programs too.
+        allow_noise: write what would mislead too.
         clock: what is measured; `processor` for a machine that others use.
         ranks_per_host: ranks that count as one host, as with `sharding.ranks_per_host`; None for the real ones.
     """
@@ -98,7 +98,7 @@ def calibrate_rank(request: CalibrationRequest, stop: _Stop) -> Calibration:
 
     Raises:
         ConfigError: one rank alone, which exchanges nothing.
-        TrainingError: the machine is too busy, or a signal (exit code 130).
+        TrainingError: the constants would mislead, or a signal (exit code 130).
     """
     ranks = init_ranks(request.device, _TIMEOUT_SECONDS)
     try:
@@ -146,18 +146,31 @@ def calibrate(request: CalibrationRequest, ranks: Ranks, stop: _Stop) -> Calibra
     if request.clock == "elapsed" and load > cores / 2:
         progress(f"other programs run here (load average {load:.1f} on {cores} cores); they may spoil all of it")
     timer = RankTimer(ranks, effort.repeats, request.clock)
-    cluster = _from_parts(request, ranks, timer, memory, progress)
+    timings: dict[str, list[Timing]] = {}
+    cluster = _from_parts(request, ranks, timer, memory, progress, timings)
     # TorchRec's classes are loaded and its buffers made with the first models: they are measured after micro-benchmarks
     # so that those see a process as it is in a run.
     probes = probe_models(effort.probes, ranks=ranks.ranks, ranks_per_host=ranks.local_ranks)
     steps = measure_probes(probes, cluster, ranks, timer, rounds=effort.rounds, progress=progress)
     cluster, error = apply_probes(cluster, steps)
-    noise = judge_noise(timer.timings, load, cores, clock=request.clock, allowed=request.allow_noise)
+    _keep_new(timings, "whole steps", timer)
+    fit_error = {**cluster.fit_error, "step": round(error, 4)}
+    # Ids differ from rank to rank, and fits in their last digits: all go by what rank 0 found.
+    agreed = ranks.broadcast_object((type_evidence(steps), fit_error))
+    assert isinstance(agreed, tuple)
+    types, fit_error = agreed
+    noise = judge_noise(
+        timings,
+        load,
+        cores,
+        clock=request.clock,
+        fit_errors=fit_error,
+        types=types,
+        rough=request.quick,
+        allowed=request.allow_noise,
+    )
     cluster = cluster.model_copy(
-        update={
-            "fit_error": {**cluster.fit_error, "step": round(error, 4)},
-            "notes": f"{cluster.notes} {noise.text}",
-        }
+        update={"fit_error": fit_error, "notes": f"{cluster.notes} {noise.text}", "noise": noise.reason}
     )
     cluster = _rounded(cluster)
     return Calibration(cluster=cluster, noise=noise, seconds=time.perf_counter() - started)
@@ -169,17 +182,23 @@ def _from_parts(
     timer: RankTimer,
     memory: tuple[int, str],
     progress: Callable[[str], None],
+    timings: dict[str, list[Timing]],
 ) -> Cluster:
     quick = request.quick
     forward, backward, errors = measure_lookups(ranks, timer, lookup_shapes(quick=quick), progress)
+    _keep_new(timings, "lookups and updates", timer)
     collectives = measure_collectives(ranks, timer, groups_of(ranks), collective_sizes(quick=quick), progress)
+    _keep_new(timings, "collectives", timer)
     world = next(c for c in collectives if c.collective == "all_to_all" and c.ranks == ranks.ranks)
     ids, more = measure_input(ranks, timer, world.curve, quick=quick, progress=progress)
     errors |= more
+    _keep_new(timings, "exchange of ids", timer)
     replicas, more = measure_replicas(ranks, timer, quick=quick, progress=progress)
     errors |= more
+    _keep_new(timings, "data-parallel tables", timer)
     dense, more = measure_dense(ranks, timer, quick=quick, progress=progress)
     errors |= more
+    _keep_new(timings, "dense part", timer)
     memory_bytes, source = memory
     return Cluster(
         name=request.name,
@@ -200,6 +219,11 @@ def _from_parts(
         collectives=tuple(collectives),
         fit_error={name: round(error, 4) for name, error in errors.items()},
     )
+
+
+def _keep_new(timings: dict[str, list[Timing]], part: str, timer: RankTimer) -> None:
+    """Put what was timed since the last part under this one's name."""
+    timings[part] = timer.timings[sum(len(of_part) for of_part in timings.values()) :]
 
 
 def _rounded(cluster: Cluster) -> Cluster:

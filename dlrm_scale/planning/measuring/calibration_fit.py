@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MULTIPLIER_LIMITS", "PRIOR_STEPS", "Fit", "fit_multipliers", "fit_times", "rising"]
+__all__ = ["MULTIPLIER_LIMITS", "PRIOR_STEPS", "Fit", "fit_intervals", "fit_multipliers", "fit_times", "rising"]
 
 Numbers = NDArray[np.float64]
 
@@ -86,6 +86,27 @@ def fit_multipliers(parts: Numbers, constants: Numbers, milliseconds: Numbers) -
     values: Numbers = lsq_linear(x, np.concatenate([np.ones(len(milliseconds)), wanted]), limits, method="bvls").x
     predicted = np.concatenate([parts, constants], axis=1) @ values
     return Fit(values=tuple(values.tolist()), error=_error(predicted, milliseconds))
+
+
+def fit_intervals(parts: Numbers, constants: Numbers, milliseconds: Numbers, *, draws: int = 200) -> Numbers:
+    """Say how far `fit_multipliers` can be trusted: fit steps drawn again with replacement (bootstrap).
+
+    Args:
+        parts: as there, as the next two.
+        constants: likewise.
+        milliseconds: likewise.
+        draws: fits; the same ones every time.
+
+    Returns:
+        `[2, multipliers + values]` float64: the 5th and 95th percentiles.
+    """
+    random = np.random.default_rng(0)
+    found = []
+    for _ in range(draws):
+        drawn = random.integers(0, len(milliseconds), len(milliseconds))
+        found.append(fit_multipliers(parts[drawn], constants[drawn], milliseconds[drawn]).values)
+    low, high = np.percentile(np.array(found), [5, 95], axis=0)
+    return np.stack([low, high])
 
 
 def rising(milliseconds: Sequence[float]) -> list[float]:

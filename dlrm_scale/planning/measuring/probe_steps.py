@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dlrm_scale.layout import ShardLayout
 from dlrm_scale.models.build import build_model
 from dlrm_scale.planning.cluster.cluster import Cluster, Constant
 from dlrm_scale.planning.costs.plan_rating import Prediction
 from dlrm_scale.planning.costs.step_model import predict
-from dlrm_scale.planning.measuring.calibration_fit import fit_multipliers
+from dlrm_scale.planning.measuring.calibration_fit import fit_intervals, fit_multipliers
 from dlrm_scale.planning.measuring.micro_timing import RankTimer, Timing
 from dlrm_scale.planning.measuring.probe_models import ProbeModel, probe_batches
 from dlrm_scale.sharding.pipeline import make_train_pipeline
@@ -21,7 +22,9 @@ from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.sharding.shard import shard_model
 from dlrm_scale.sharding.shard_shapes import table_layout
 
-__all__ = ["PARTS", "ModelSteps", "ProbedStep", "apply_probes", "measure_probes"]
+__all__ = ["PARTS", "ModelSteps", "ProbedStep", "TypeEvidence", "apply_probes", "measure_probes", "type_evidence"]
+
+Numbers = NDArray[np.float64]
 
 PARTS: dict[str, tuple[str, ...]] = {
     "lookup": ("lookup",),
@@ -52,6 +55,25 @@ class ProbedStep:
     timing: Timing
     predicted: Prediction
     types: frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TypeEvidence:
+    """A sharding type's constant, and what the steps say of it.
+
+    Attributes:
+        kind: the type.
+        value_ms: fitted.
+        low_ms: 5th percentile of fits to models drawn again.
+        high_ms: 95th.
+        typical_step_ms: median over the models that use the type.
+    """
+
+    kind: str
+    value_ms: float
+    low_ms: float
+    high_ms: float
+    typical_step_ms: float
 
 
 def measure_probes(
@@ -105,13 +127,8 @@ def apply_probes(cluster: Cluster, steps: Sequence[ProbedStep]) -> tuple[Cluster
     Returns:
         The cluster, and the mean relative error over the steps.
     """
-    types = sorted({kind for step in steps for kind in step.types})
-    parts = np.array(
-        [[sum(step.predicted.slowest_ms[p] for p in phases) for phases in PARTS.values()] for step in steps]
-    )
-    constants = np.array([[1.0, *(float(kind in step.types) for kind in types)] for step in steps])
-    measured = np.array([step.timing.milliseconds for step in steps])
-    fit = fit_multipliers(parts, constants, measured)
+    types = _types(steps)
+    fit = fit_multipliers(*_features(steps))
     factors = dict(zip(PARTS, fit.values, strict=False))
     always, *type_values = fit.values[len(PARTS) :]
     source = f"calibrate: steps of {len(steps)} models"
@@ -127,6 +144,38 @@ def apply_probes(cluster: Cluster, steps: Sequence[ProbedStep]) -> tuple[Cluster
     return scaled.model_copy(update={"type_ms": type_ms, "dense": dense}), fit.error
 
 
+def type_evidence(steps: Sequence[ProbedStep]) -> tuple[TypeEvidence, ...]:
+    """Say how well the steps tell each sharding type's constant.
+
+    Args:
+        steps: measured, as for `apply_probes`.
+    """
+    parts, constants, measured = _features(steps)
+    values = fit_multipliers(parts, constants, measured).values[len(PARTS) + 1 :]
+    low, high = fit_intervals(parts, constants, measured)[:, len(PARTS) + 1 :]
+    return tuple(
+        TypeEvidence(
+            kind=kind,
+            value_ms=value,
+            low_ms=float(low[number]),
+            high_ms=float(high[number]),
+            typical_step_ms=float(np.median([step.timing.milliseconds for step in steps if kind in step.types])),
+        )
+        for number, (kind, value) in enumerate(zip(_types(steps), values, strict=True))
+    )
+
+
+def _types(steps: Sequence[ProbedStep]) -> list[str]:
+    return sorted({kind for step in steps for kind in step.types})
+
+
+def _features(steps: Sequence[ProbedStep]) -> tuple[Numbers, Numbers, Numbers]:
+    """Milliseconds by part, constants that are paid (of every step, then of each type), and what was measured."""
+    parts = [[sum(step.predicted.slowest_ms[p] for p in phases) for phases in PARTS.values()] for step in steps]
+    constants = [[1.0, *(float(kind in step.types) for kind in _types(steps))] for step in steps]
+    return np.array(parts), np.array(constants), np.array([step.timing.milliseconds for step in steps])
+
+
 def _scaled(cluster: Cluster, factors: dict[str, float]) -> Cluster:
     def constants(section: object, factor: float) -> object:
         values = {
@@ -134,6 +183,7 @@ def _scaled(cluster: Cluster, factors: dict[str, float]) -> Cluster:
                 value=constant.value * factor, source=f"{constant.source}; times {factor:.3f} in whole steps"
             )
             for name, constant in vars(section).items()
+            if constant is not None
         }
         return type(section)(**values)
 

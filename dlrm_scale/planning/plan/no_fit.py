@@ -14,7 +14,7 @@ __all__ = ["Change", "NothingFits", "nothing_fits"]
 
 _MOST_RANKS = 4096
 _MEMORY_STEP = 1 << 28
-"""The least memory that fits is found to a quarter of a GiB, or to about a 64th of what there is if that is less."""
+"""The least memory that fits is found to a quarter of a GiB, or to about a 64th of what is needed if that is less."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,13 +25,11 @@ class Change:
         what: `ranks`, `batch_size_per_rank`, `reserve`, `memory_bytes`, `space`, `types` or `optimizer`.
         value: what it has to be: the least change that was found.
         option: words for the command line.
-        step_ms: of the plan that then fits.
     """
 
     what: str
     value: object
     option: str
-    step_ms: float
 
 
 class NothingFits(PlanError):
@@ -69,9 +67,7 @@ class NothingFits(PlanError):
                 {"table": t.table, "type": t.sharding_type, "shard_bytes": t.shard_bytes, "total_bytes": t.total_bytes}
                 for t in short.largest
             ],
-            "changes": [
-                {"change": c.what, "value": c.value, "option": c.option, "step_ms": c.step_ms} for c in self.changes
-            ],
+            "changes": [{"change": c.what, "value": c.value, "option": c.option} for c in self.changes],
         }
 
 
@@ -84,6 +80,9 @@ def nothing_fits(
 ) -> NothingFits:
     """Find the single changes that make a plan fit.
 
+    They are tried with the solver as it is given, which may be a quick one: whether a plan fits shows at once, how fast
+    the best one is doesn't, so that no step times are told.
+
     Args:
         request: that has no plan.
         error: what the solver said.
@@ -92,16 +91,20 @@ def nothing_fits(
         say: told what is tried.
     """
 
-    def fits(changed: PlanRequest) -> Solution | None:
+    def fits(changed: PlanRequest) -> bool:
         try:
-            return solver(make_problem(changed))
+            solver(make_problem(changed))
         except DlrmScaleError:  # nothing fits, or the cluster file has no costs for so many ranks
-            return None
+            return False
+        return True
+
+    def more_memory(request: PlanRequest, fits: Fits) -> list[Change]:
+        return _more_memory(request, fits, make_problem, error.shortfall)
 
     found: list[Change] = []
     for what, search in (
         ("ranks", _more_ranks),
-        ("memory", _more_memory),
+        ("memory", more_memory),
         ("reserve", _less_reserve),
         ("batch", _smaller_batch),
         ("sharding types", _more_types),
@@ -112,111 +115,100 @@ def nothing_fits(
     return NothingFits(request, error.shortfall, tuple(found))
 
 
-Fits = Callable[[PlanRequest], Solution | None]
+Fits = Callable[[PlanRequest], bool]
 
 
 def _more_ranks(request: PlanRequest, fits: Fits) -> list[Change]:
     """Whole hosts more: doubled until it fits, then halved back to the fewest."""
     local = request.ranks_per_host
     low, high = request.ranks // local, request.ranks // local
-    solution = None
-    while solution is None and high * 2 * local <= max(_MOST_RANKS, 2 * request.ranks):
+    found = False
+    while not found and high * 2 * local <= max(_MOST_RANKS, 2 * request.ranks):
         low, high = high, high * 2
-        solution = fits(replace(request, ranks=high * local))
-    if solution is None:
+        found = fits(replace(request, ranks=high * local))
+    if not found:
         return []
     while high - low > 1:
         middle = (low + high) // 2
-        better = fits(replace(request, ranks=middle * local))
-        low, high, solution = (low, middle, better) if better is not None else (middle, high, solution)
-    ranks = high * local
-    return [Change(what="ranks", value=ranks, option=f"--world-size {ranks}", step_ms=solution.step_ms)]
+        low, high = (low, middle) if fits(replace(request, ranks=middle * local)) else (middle, high)
+    return [Change(what="ranks", value=high * local, option=f"--world-size {high * local}")]
 
 
-def _more_memory(request: PlanRequest, fits: Fits) -> list[Change]:
-    """The least memory, in round steps."""
-    now = request.cluster.memory_bytes
-    step = min(_MEMORY_STEP, 1 << max(0, (now // 64).bit_length() - 1))
-    low, high = now // step, now // step
-    solution = None
-    while solution is None and high * step < now * 4096:
-        low, high = high, high * 2
-        solution = fits(request.with_memory(high * step))
-    if solution is None:
-        return []
+def _more_memory(
+    request: PlanRequest, fits: Fits, make_problem: Callable[[PlanRequest], Problem], short: Shortfall
+) -> list[Change]:
+    """The least memory, in round steps.
+
+    A rank needs at least the largest of the smallest shards, and an even share of all: from there it is doubled until
+    everything fits, or a rank could hold all tables by itself and still nothing does.
+    """
+    needed = max(short.needed_per_rank_bytes, short.largest[0].shard_bytes)
+    too_little = max(request.cluster.memory_bytes, int(needed / (1 - request.cluster.reserve)) - 1)
+    step = min(_MEMORY_STEP, 1 << max(0, (too_little // 64).bit_length() - 1))
+    low = high = too_little // step
+    while low == high or not fits(request.with_memory(high * step)):
+        problem = make_problem(request.with_memory(high * step))
+        if problem.memory_bytes >= sum(max(o.memory_bytes * o.shards for o in of) for of in problem.options):
+            return []
+        low, high = high, max(1, 2 * high)
     while high - low > 1:
         middle = (low + high) // 2
-        better = fits(request.with_memory(middle * step))
-        low, high, solution = (low, middle, better) if better is not None else (middle, high, solution)
+        low, high = (low, middle) if fits(request.with_memory(middle * step)) else (middle, high)
     value = high * step
-    size = f"{value / GIB:g}GiB" if value % (GIB // 64) == 0 else str(value)
-    return [Change(what="memory_bytes", value=value, option=f"--memory {size}", step_ms=solution.step_ms)]
+    size = f"{value / GIB:.10g}GiB" if value % (GIB // 64) == 0 else str(value)
+    return [Change(what="memory_bytes", value=value, option=f"--memory {size}")]
 
 
 def _less_reserve(request: PlanRequest, fits: Fits) -> list[Change]:
     """The largest reserve, in whole percent, that leaves enough."""
     now = int(request.cluster.reserve * 100)
-    if now <= 0:
-        return []
-    solution = fits(request.with_reserve(0.0))
-    if solution is None:
+    if now <= 0 or not fits(request.with_reserve(0.0)):
         return []
     low, high = 0, now  # fits at low; not known at high
     while high - low > 1:
         middle = (low + high) // 2
-        better = fits(request.with_reserve(middle / 100))
-        low, high, solution = (middle, high, better) if better is not None else (low, middle, solution)
-    return [Change(what="reserve", value=low / 100, option=f"--reserve {low / 100:g}", step_ms=solution.step_ms)]
+        low, high = (middle, high) if fits(request.with_reserve(middle / 100)) else (low, middle)
+    return [Change(what="reserve", value=low / 100, option=f"--reserve {low / 100:g}")]
 
 
 def _smaller_batch(request: PlanRequest, fits: Fits) -> list[Change]:
     """The largest batch that leaves enough."""
-    if request.batch_size_per_rank == 1:
-        return []
-    solution = fits(replace(request, batch_size_per_rank=1))
-    if solution is None:
+    if request.batch_size_per_rank == 1 or not fits(replace(request, batch_size_per_rank=1)):
         return []
     low, high = 1, request.batch_size_per_rank
     while high - low > max(1, high // 32):
         middle = (low + high) // 2
-        better = fits(replace(request, batch_size_per_rank=middle))
-        low, high, solution = (middle, high, better) if better is not None else (low, middle, solution)
-    option = f"--batch-size-per-rank {low}"
-    return [Change(what="batch_size_per_rank", value=low, option=option, step_ms=solution.step_ms)]
+        low, high = (middle, high) if fits(replace(request, batch_size_per_rank=middle)) else (low, middle)
+    return [Change(what="batch_size_per_rank", value=low, option=f"--batch-size-per-rank {low}")]
 
 
 def _more_types(request: PlanRequest, fits: Fits) -> list[Change]:
     """Constraints left out, one table after the other and all together; and the wide space."""
     found = []
-    for name in request.types:
-        rest: Mapping[str, tuple[str, ...]] = {n: kinds for n, kinds in request.types.items() if n != name}
-        solution = fits(replace(request, types=rest))
-        if solution is not None:
-            option = f"without --constrain {name}={'|'.join(request.types[name])}"
-            found.append(Change(what="types", value=name, option=option, step_ms=solution.step_ms))
-    if not found and len(request.types) > 1:
-        solution = fits(replace(request, types={}))
-        if solution is not None:
-            found.append(Change(what="types", value="all", option="without any --constrain", step_ms=solution.step_ms))
-    if not request.wide:
-        solution = fits(replace(request, wide=True))
-        if solution is not None:
-            option = "--allow-split-row-state (row states of column shards are another algorithm)"
-            found.append(Change(what="space", value="wide", option=option, step_ms=solution.step_ms))
+    if request.forced_kind is not None:
+        if fits(replace(request, types={}, forced_kind=None)):
+            found.append(Change(what="types", value="all", option=f"without --force-kind {request.forced_kind}"))
+    else:
+        for name in request.types:
+            rest: Mapping[str, tuple[str, ...]] = {n: kinds for n, kinds in request.types.items() if n != name}
+            if fits(replace(request, types=rest)):
+                option = f"without --constrain {name}={'|'.join(request.types[name])}"
+                found.append(Change(what="types", value=name, option=option))
+        if not found and len(request.types) > 1 and fits(replace(request, types={})):
+            found.append(Change(what="types", value="all", option="without any --constrain"))
+    if not request.wide and fits(replace(request, wide=True)):
+        option = "--allow-split-row-state (row states of column shards are another algorithm)"
+        found.append(Change(what="space", value="wide", option=option))
     return found
 
 
 def _less_state(request: PlanRequest, fits: Fits) -> list[Change]:
-    found = []
     smaller = {"adam": ("rowwise_adagrad", "sgd"), "rowwise_adagrad": ("sgd",), "sgd": ()}
     for optimizer in smaller[request.tables.optimizer]:
-        changed = replace(request, tables=request.tables.model_copy(update={"optimizer": optimizer}))
-        solution = fits(changed)
-        if solution is not None:
+        if fits(replace(request, tables=request.tables.model_copy(update={"optimizer": optimizer}))):
             option = f"--optimizer {optimizer} (another algorithm)"
-            found.append(Change(what="optimizer", value=optimizer, option=option, step_ms=solution.step_ms))
-            break
-    return found
+            return [Change(what="optimizer", value=optimizer, option=option)]
+    return []
 
 
 def _message(request: PlanRequest, short: Shortfall) -> str:
@@ -255,5 +247,4 @@ def _cause(short: Shortfall) -> str:
 def _remedy(changes: tuple[Change, ...]) -> str:
     if not changes:
         return "no single change of ranks, memory, reserve, batch, types or optimizer makes it fit; change several"
-    options = [f"{c.option} ({c.step_ms:.3f} ms a step)" for c in changes]
-    return "one of these makes it fit, each tried by planning again:\n    " + "\n    ".join(options)
+    return "one of these makes it fit, each tried by planning again:\n    " + "\n    ".join(c.option for c in changes)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dlrm_scale.errors import DlrmScaleError, PlanError
+from dlrm_scale.errors import DlrmScaleError, PlanError, PlanFileError
 from dlrm_scale.planning.plan.cost_models import CostModel, PlanLoad
 from dlrm_scale.planning.plan.request import PlanRequest
 from dlrm_scale.planning.plan.shapes import assignment_of, shapes_of
@@ -198,7 +198,7 @@ def given_shapes(plan: PlanFile, request: PlanRequest) -> tuple[TableShape, ...]
     """Take a plan file's shapes for the tables of a request, in their order.
 
     Raises:
-        PlanError: it is for other tables, ranks, hosts or another optimizer; each is named.
+        PlanFileError: it is for other tables, ranks, hosts or another optimizer; each is named.
     """
     from dlrm_scale.sharding.given_plan import differences
 
@@ -210,7 +210,7 @@ def given_shapes(plan: PlanFile, request: PlanRequest) -> tuple[TableShape, ...]
         ranks_per_host=request.ranks_per_host,
     )
     if changed:
-        raise PlanError(
+        raise PlanFileError(
             "the forced plan was made for something else:\n  " + "\n  ".join(changed[:8]),
             remedy="ask for the tables, ranks and hosts that it was made for",
         )

@@ -31,6 +31,7 @@ class PlanRequest:
         batch_size_per_rank: rows.
         wide: types that cut columns are allowed too, with row states split by row-wise Adagrad.
         types: allowed sharding types by table, best known first; tables that aren't named may get any of the space.
+        forced_kind: the one sharding type that `types` has for all tables, where it was asked for as such.
         config: of the run that is planned, which tells its dense part, pipeline, exchanges and checkpoints; None for
             tables alone.
         dense: the dense part of a model that the config doesn't describe.
@@ -44,6 +45,7 @@ class PlanRequest:
     batch_size_per_rank: int
     wide: bool = False
     types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    forced_kind: str | None = None
     config: Config | None = None
     dense: DenseWork | None = None
     touched_maps: int | None = None
@@ -92,6 +94,7 @@ def plan_request(
     ranks_per_host: int | None = None,
     wide: bool = False,
     types: Mapping[str, tuple[str, ...]] | None = None,
+    forced_kind: str | None = None,
     config: Config | None = None,
     dense: DenseWork | None = None,
 ) -> PlanRequest:
@@ -105,11 +108,12 @@ def plan_request(
         ranks_per_host: None for the cluster's, or for all ranks where there are fewer.
         wide: see `PlanRequest`.
         types: see `PlanRequest`.
+        forced_kind: of all tables, in place of `types`.
         config: see `PlanRequest`.
         dense: see `PlanRequest`.
 
     Raises:
-        ConfigError: hosts that don't divide the ranks, or constraints on tables that aren't there.
+        ConfigError: hosts that don't divide the ranks, constraints on tables that aren't there, or no such type.
         PlanError: an optimizer that the trainer doesn't have on this device.
     """
     check_optimizer(tables.optimizer, cluster.device)
@@ -121,6 +125,9 @@ def plan_request(
             remedy=f"use a multiple of {per_host} ranks, or --ranks-per-host with one of {', '.join(map(str, near))}",
         )
     names = [table.name for table in tables.tables]
+    if forced_kind is not None:
+        _check_type(forced_kind, "--force-kind ")
+        types = {name: (forced_kind,) for name in names}
     for name in types or {}:
         if name not in names:
             hint = nearest(name, names)
@@ -136,6 +143,7 @@ def plan_request(
         batch_size_per_rank=batch_size_per_rank,
         wide=wide,
         types=dict(types or {}),
+        forced_kind=forced_kind,
         config=config,
         dense=dense,
     )
@@ -158,11 +166,15 @@ def read_constraints(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
             raise ConfigError(f"--constrain: table {name} is there twice", remedy=f"join them: {name}=type|type")
         wanted = tuple(kind.strip() for kind in kinds.split("|"))
         for kind in wanted:
-            if kind not in _TYPES:
-                hint = nearest(kind, _TYPES)
-                raise ConfigError(
-                    f"--constrain {name}={kind}: no such sharding type" + (f"; did you mean {hint}?" if hint else ""),
-                    remedy=f"the types are {', '.join(_TYPES)}",
-                )
+            _check_type(kind, f"--constrain {name}=")
         found[name] = wanted
     return found
+
+
+def _check_type(kind: str, option: str) -> None:
+    if kind not in _TYPES:
+        hint = nearest(kind, _TYPES)
+        raise ConfigError(
+            f"{option}{kind}: no such sharding type" + (f"; did you mean {hint}?" if hint else ""),
+            remedy=f"the types are {', '.join(_TYPES)}",
+        )

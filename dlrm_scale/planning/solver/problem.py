@@ -70,11 +70,6 @@ class Option:
     memory_bytes: int
     parts: RowParts | None = None
 
-    @property
-    def total_ms(self) -> float:
-        """Of one shard over all phases."""
-        return sum(self.costs_ms)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Charge:

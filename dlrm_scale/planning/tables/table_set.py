@@ -8,10 +8,11 @@ from itertools import pairwise
 from typing import Annotated, Literal, NamedTuple, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 from scipy.interpolate import PchipInterpolator
 
 from dlrm_scale.models.tables import DIM_MULTIPLE, MAX_TABLE_ROWS
+from dlrm_scale.planning.findings import check_name
 from dlrm_scale.schema import Pooling, TableSpec
 
 __all__ = ["SparseOptimizer", "TableSet", "TableStats", "check_dim"]
@@ -19,7 +20,9 @@ __all__ = ["SparseOptimizer", "TableSet", "TableStats", "check_dim"]
 SparseOptimizer = Literal["sgd", "rowwise_adagrad", "adam"]
 
 _Count = Annotated[int, Field(ge=1, lt=2**62)]
-_Lookups = Annotated[float, Field(ge=0)]
+_Lookups = Annotated[float, Field(ge=0, le=1e6)]
+"""Ids in a bag. A million is far beyond any model, and keeps sums of bytes in 64 bits."""
+_Rows = Annotated[float, Field(ge=0, le=MAX_TABLE_ROWS)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 
 _MAX_DIM = 2**20
@@ -36,11 +39,11 @@ class TableStats(_Record):
     """One table and the lookups into it.
 
     Attributes:
-        name: unique in its set.
+        name: unique in its set, of one line.
         rows: of the whole table.
         dim: columns; a multiple of 4.
         pooling: how the rows of one bag become one vector.
-        lookups_per_sample: mean ids in a bag.
+        lookups_per_sample: mean ids in a bag; at most a million.
         lookups_per_sample_p99: 99th percentile of ids in a bag.
         unique_rows: (samples, mean distinct rows that a batch of as many samples looks up), by rising samples; empty
             where unknown, which counts as rows drawn evenly.
@@ -51,13 +54,13 @@ class TableStats(_Record):
             out of vocabulary) are hot in many columns, and single hot ids load one row-wise shard.
     """
 
-    name: Annotated[str, Field(min_length=1, max_length=200)]
+    name: Annotated[str, Field(min_length=1, max_length=200), AfterValidator(check_name)]
     rows: int
     dim: int
     pooling: Pooling = "sum"
     lookups_per_sample: _Lookups = 1.0
     lookups_per_sample_p99: _Lookups | None = None
-    unique_rows: tuple[tuple[_Count, _Lookups], ...] = ()
+    unique_rows: tuple[tuple[_Count, _Rows], ...] = ()
     hot_rows: tuple[tuple[_Count, _Share], ...] = ()
     lookups_before_row: tuple[tuple[_Count, _Share], ...] = ()
 
@@ -157,7 +160,7 @@ class TableSet(_Record):
         source: where the figures come from.
     """
 
-    name: Annotated[str, Field(min_length=1)]
+    name: Annotated[str, Field(min_length=1), AfterValidator(check_name)]
     optimizer: SparseOptimizer = "rowwise_adagrad"
     dtype: Literal["fp32"] = "fp32"
     tables: Annotated[tuple[TableStats, ...], Field(min_length=1)]

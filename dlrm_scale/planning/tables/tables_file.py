@@ -22,12 +22,13 @@ from pydantic import ValidationError
 from dlrm_scale.errors import ConfigError
 from dlrm_scale.planning.findings import findings
 from dlrm_scale.planning.tables.table_set import TableSet
-from dlrm_scale.planning.text_file import read_values, write_text
+from dlrm_scale.planning.text_file import read_values, value_text, write_text
 
 __all__ = ["FORMATS", "format_tables", "read_tables", "save_tables"]
 
 FORMATS = (".toml", ".json")
 _FORMAT_VERSION = 1
+_LONGEST_NAME = 200
 _REMEDY = "mend it there; the keys of a table are explained in dlrm_scale/planning/tables/table_set.py"
 
 
@@ -82,19 +83,14 @@ def format_tables(tables: TableSet, suffix: str) -> str:
     head |= {"dtype": tables.dtype, "source": tables.source}
     lines = [table.model_dump(mode="json", exclude_defaults=True) for table in tables.tables]
     if suffix == ".json":
-        top = "".join(f'"{key}": {_text(value)},\n' for key, value in head.items())
-        return f'{{\n{top}"tables": [\n' + ",\n".join(_text(line) for line in lines) + "\n]\n}\n"
-    top = "".join(f"{key} = {_text(value)}\n" for key, value in head.items())
+        top = "".join(f'"{key}": {value_text(value)},\n' for key, value in head.items())
+        return f'{{\n{top}"tables": [\n' + ",\n".join(value_text(line) for line in lines) + "\n]\n}\n"
+    top = "".join(f"{key} = {value_text(value)}\n" for key, value in head.items())
     return f"{top}tables = [\n" + "".join(f"  {_inline(line)},\n" for line in lines) + "]\n"
 
 
-def _text(value: object) -> str:
-    """Numbers, strings and arrays of JSON are TOML too, but for one control character."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
-
-
 def _inline(values: Mapping[str, object]) -> str:
-    return "{" + ", ".join(f"{key} = {_text(value)}" for key, value in values.items()) + "}"
+    return "{" + ", ".join(f"{key} = {value_text(value)}" for key, value in values.items()) + "}"
 
 
 def _check_suffix(path: Path) -> None:
@@ -107,4 +103,6 @@ def _place(path: Sequence[int | str], tables: object) -> str:
         return ""
     table = tables[path[1]] if isinstance(tables, list) else None
     name = table.get("name") if isinstance(table, dict) else None
+    if isinstance(name, str) and (not name.isprintable() or len(name) > _LONGEST_NAME):
+        name = None
     return f"table {name} (number {path[1] + 1}): " if isinstance(name, str) else f"table number {path[1] + 1}: "

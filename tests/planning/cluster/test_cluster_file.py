@@ -1,5 +1,6 @@
 """Cluster files: ready-made, written by hand, read back, and what is wrong with one."""
 
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,27 @@ def test_a_ready_made_cluster_is_read_and_written_back_as_it_stands(name: str, t
     save_cluster(cluster, path)
     assert load_cluster(path) == cluster
     assert path.read_text() == format_cluster(cluster)
+    assert files("dlrm_scale.planning.cluster").joinpath(f"{name}.toml").read_text() == format_cluster(cluster)
+
+
+def test_a_file_says_the_units_of_every_section_beside_its_numbers() -> None:
+    for name in ("a100x8", "cpu2"):
+        lines = format_cluster(load_cluster(name)).splitlines()
+        sections = [number for number, line in enumerate(lines) if line.startswith("[") and "collectives" not in line]
+        assert len(sections) >= 7
+        for number in sections:
+            assert lines[number + 1].startswith("# "), lines[number]
+    text = format_cluster(load_cluster("cpu2"))
+    assert "all others: per million\n# of ids (lookup)" in text
+    assert "points = [  # bytes, milliseconds\n" in text
+
+
+def test_what_speaks_against_measured_constants_is_kept_in_the_file(tmp_path: Path) -> None:
+    noisy = load_cluster("a100x8").model_copy(update={"noise": "fit of step: 50% off"})
+    save_cluster(noisy, tmp_path / "noisy.toml")
+    assert load_cluster(tmp_path / "noisy.toml").noise == "fit of step: 50% off"
+    assert load_cluster("a100x8").noise == ""
+    assert "other programs" in load_cluster("cpu2").noise
 
 
 @pytest.mark.parametrize("name", ["a100x8", "h100x8", "h200x8"])
@@ -85,8 +107,22 @@ CASES = {
     "an efficiency above one": (
         "{value = 0.78,",
         "{value = 1.2,",
-        "links.host: efficiency must be above 0 and at most 1",
+        "links.host: efficiency must be at least 0.001 and at most 1, but is 1.2",
     ),
+    "a sharding type that there isn't": (
+        "table_wise = {value = 0.1,",
+        "table_wize = {value = 0.1,",
+        "type_ms: unknown sharding type 'table_wize'; did you mean table_wise",
+    ),
+    "an endless time": ("value = 0.0066", "value = 1e300", r"start_ms: value = 1e\+300: .*less than or equal to 1"),
+    "a link without bandwidth": ("value = 300.0", "value = 1e-300", "gigabytes_per_second must be at least 0.001"),
+    "memory of 300 digits": (
+        "memory_bytes = 85899345920",
+        "memory_bytes = 1" + "0" * 300,
+        r"memory_bytes = 1000.*… \(301 characters\)",
+    ),
+    "a number that Python doesn't read": ("hosts = 1\n", "hosts = 1" + "0" * 5000 + "\n", "4300 digits"),
+    "a name of two lines": ('name = "a100x8"', 'name = "a\\nb"', "character 2 is the control character"),
     "an unknown device": ('device = "cuda"', 'device = "tpu"', "device = 'tpu' is not allowed"),
     "a reserve of everything": ("reserve = 0.15", "reserve = 1.0", "reserve = 1.0: .*less than 1"),
     "a file of a later version": ("format_version = 1", "format_version = 2", "format_version = 2; this .* reads 1"),

@@ -9,7 +9,7 @@ import pytest
 from dlrm_scale.config import Config
 from dlrm_scale.errors import ConfigError, PlanError
 from dlrm_scale.layout import ShardLayout
-from dlrm_scale.planning.cluster.cluster import Cluster
+from dlrm_scale.planning.cluster.cluster import Cluster, Constant
 from dlrm_scale.planning.cluster.cluster_file import load_cluster
 from dlrm_scale.planning.costs.dense_work import DenseWork
 from dlrm_scale.planning.costs.plan_rating import Prediction
@@ -128,6 +128,36 @@ def test_the_dense_part_by_hand() -> None:
     gflop = 6 * 2e6 * BATCH / 1e9
     expected = 1.0 + 6.0 * BATCH * 12 / 1e6 + 5.0 * gflop + 8.0 + 0.14 + 1e-6 * 4e6
     assert found.slowest_ms["dense"] == pytest.approx(expected)
+
+
+def test_tf32_is_counted_at_its_own_rate_or_at_half_that_of_bf16() -> None:
+    in_tf32 = DenseWork(parameters=0, multiply_adds_per_row=2 * 10**6, precision="tf32")
+    gflop = 6 * 2e6 * BATCH / 1e9
+
+    def per_gflop(**rates: object) -> float:
+        costs = small_cluster().dense.model_copy(update=rates)
+        cluster = small_cluster(device="cuda", dense=costs)
+        with_layers, without = (_rate(_table_wise(0, 0), cluster, dense=dense) for dense in (in_tf32, None))
+        return (with_layers.slowest_ms["dense"] - without.slowest_ms["dense"]) / gflop
+
+    def constant(value: float) -> Constant:
+        return Constant(value=value, source="by hand")
+
+    assert per_gflop(tf32_gflop_ms=constant(7.0)) == pytest.approx(7.0)
+    assert per_gflop(bf16_gflop_ms=constant(3.0)) == pytest.approx(6.0)
+    assert per_gflop(bf16_gflop_ms=constant(9.0)) == pytest.approx(10.0), "no slower than fp32"
+    with pytest.raises(ConfigError, match=r"train.tf32 = true: .* cluster small is of CPUs"):
+        _rate(_table_wise(0, 0), dense=in_tf32)
+
+
+def test_a_runs_tf32_halves_the_layers_of_a_described_gpu_or_more() -> None:
+    layers = {"model": {"dim": 16, "dense_layers": (32, 16), "over_layers": (64, 1)}}
+    found = {}
+    for name, train in (("fp32", {}), ("tf32", {"tf32": True}), ("bf16", {"tf32": True, "precision": "bf16"})):
+        work = DenseWork.of_config(Config.model_validate({**layers, "train": train}), 3, 128)
+        assert work.precision == name
+        found[name] = load_cluster("h100x8").dense.flop_rate_ms(work.precision)
+    assert found["bf16"] < found["tf32"] < found["fp32"] / 2
 
 
 def test_vectors_in_16_bits_halve_what_is_exchanged() -> None:
@@ -348,12 +378,30 @@ def test_numbers_that_dont_go_together_are_told() -> None:
         _rate(_table_wise(0, 1), ranks=6, ranks_per_host=4)
     with pytest.raises(ConfigError, match="a batch of 0 rows a rank"):
         _rate(_table_wise(0, 1), batch_size_per_rank=0)
+    with pytest.raises(ConfigError, match="a plan for 2097152 ranks: at most 1,048,576 are allowed"):
+        _rate(_table_wise(0, 1), ranks=2**21)
     with pytest.raises(PlanError, match="a plan of 1 tables for a set of 2"):
         _rate(_table_wise(0, dims=(8,)))
     with pytest.raises(PlanError, match="table C1: no legal way to shard it is left"):
         make_problem(
             TWO, small_cluster(), ranks=2, ranks_per_host=2, batch_size_per_rank=4, types={"C1": ("grid_shard",)}
         )
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"rows": 2**31, "dim": 2**20}, "the weights of all tables take 8388608.0 GiB"),
+        ({"lookups_per_sample": 1e6}, "the ids of a global batch of 2,000,000,000 rows take"),
+        ({"dim": 2**20}, "the pooled vectors of a global batch of 2,000,000,000 rows take"),
+    ],
+)
+def test_sizes_beyond_what_64_bits_add_up_are_refused(values: dict[str, object], words: str) -> None:
+    table = TableStats(**{"name": "C1", "rows": 1000, "dim": 8, **values})
+    tables = TableSet(name="huge", tables=(table,))
+    with pytest.raises(ConfigError, match=f"huge: {words}") as error:
+        make_problem(tables, small_cluster(), ranks=2, ranks_per_host=2, batch_size_per_rank=10**9)
+    assert "up to 1048576.0 GiB" in error.value.message
 
 
 def test_equal_inputs_give_equal_problems() -> None:

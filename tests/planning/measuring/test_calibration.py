@@ -12,9 +12,10 @@ from dlrm_scale.planning.cluster.cluster_file import load_cluster, save_cluster
 from dlrm_scale.planning.costs.plan_rating import Prediction
 from dlrm_scale.planning.costs.step_model import predict
 from dlrm_scale.planning.measuring.calibration import Calibration, CalibrationRequest, calibrate_rank
+from dlrm_scale.planning.measuring.calibration_noise import judge_noise
 from dlrm_scale.planning.measuring.micro_timing import Timing
 from dlrm_scale.planning.measuring.probe_models import ProbeModel, probe_models
-from dlrm_scale.planning.measuring.probe_steps import ProbedStep, apply_probes
+from dlrm_scale.planning.measuring.probe_steps import ProbedStep, apply_probes, type_evidence
 from dlrm_scale.planning.tables.table_set import TableSet, TableStats
 from dlrm_scale.sharding.shard_shapes import TableShape
 from tests.planning.costs.small_cluster import bent_cluster
@@ -83,13 +84,13 @@ def _rated(cluster: Cluster, probe: ProbeModel) -> Prediction:
     )
 
 
-def _step(cluster: Cluster, probe: ProbeModel, random: np.random.Generator) -> ProbedStep:
-    """Take a step as a machine would whose parts are `FACTORS` times what `cluster` says, with a hundredth of noise."""
+def _step(cluster: Cluster, probe: ProbeModel, random: np.random.Generator, noise: float = 0.01) -> ProbedStep:
+    """Take a step as a machine would whose parts are `FACTORS` times what `cluster` says, with some noise."""
     predicted = _rated(cluster, probe)
     types = frozenset(shape.sharding_type for shape in probe.plan)
     milliseconds = sum(ms * FACTORS.get(phase, 1.0) for phase, ms in predicted.slowest_ms.items())
     milliseconds += sum(CONSTANTS[kind] for kind in types)
-    milliseconds *= 1 + 0.01 * float(random.standard_normal())
+    milliseconds *= float(np.exp(noise * random.standard_normal()))
     timing = Timing(milliseconds=milliseconds, spread=0.0, delay_share=0.0)
     return ProbedStep(timing=timing, predicted=predicted, types=types)
 
@@ -101,10 +102,14 @@ CONSTANTS = {
 }  # fmt: skip
 
 
-def test_whole_steps_of_some_models_correct_the_predictions_of_others() -> None:
+def _cluster_with_slow_layers() -> Cluster:
     slow = Constant(value=100.0, source="so that layers take a good part of small steps")
     dense = bent_cluster().dense.model_copy(update={"gflop_ms": slow})
-    cluster = bent_cluster().model_copy(update={"type_ms": {}, "dense": dense})
+    return bent_cluster().model_copy(update={"type_ms": {}, "dense": dense})
+
+
+def test_whole_steps_of_some_models_correct_the_predictions_of_others() -> None:
+    cluster = _cluster_with_slow_layers()
     random = np.random.default_rng(1)
     probes = probe_models(96, ranks=2, ranks_per_host=2)
     steps = [_step(cluster, probe, random) for probe in probes]
@@ -126,3 +131,24 @@ def test_whole_steps_of_some_models_correct_the_predictions_of_others() -> None:
     assert found.type_ms["grid_shard"].value == found.type_ms["table_row_wise"].value
     assert "assumed" in found.type_ms["grid_shard"].source
     assert "in whole steps" in found.forward.lookup_ms.source
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_of_a_noisy_machine_dont_bear_out_their_constants_and_those_of_a_quiet_one_do(seed: int) -> None:
+    cluster, probes = _cluster_with_slow_layers(), probe_models(40, ranks=2, ranks_per_host=2)
+    quiet = {"parts": [Timing(milliseconds=1.0, spread=0.0, delay_share=0.0)]}
+
+    def faults(noise: float) -> tuple[str, ...]:
+        random = np.random.default_rng(seed)
+        steps = [_step(cluster, probe, random, noise) for probe in probes]
+        evidence = type_evidence(steps)
+        assert [constant.kind for constant in evidence] == sorted(CONSTANTS)
+        for constant in evidence:
+            assert 0 <= constant.low_ms <= constant.high_ms
+        fitted = apply_probes(cluster, steps)[0].type_ms
+        assert {c.kind: c.value_ms for c in evidence} == {c.kind: fitted[c.kind].value for c in evidence}
+        return judge_noise(quiet, 0.0, 2, types=evidence, allowed=True).faults
+
+    assert faults(0.03) == ()
+    assert faults(0.1) == ()
+    assert faults(1.0) != ()

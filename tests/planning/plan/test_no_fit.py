@@ -6,15 +6,16 @@ from dataclasses import replace
 import pytest
 
 from dlrm_scale.errors import ConfigError, PlanError
+from dlrm_scale.planning.cluster.cluster_file import load_cluster
 from dlrm_scale.planning.plan.analysis import Effort, analyze
 from dlrm_scale.planning.plan.cost_models import OurCosts
 from dlrm_scale.planning.plan.no_fit import NothingFits, nothing_fits
-from dlrm_scale.planning.plan.request import PlanRequest
+from dlrm_scale.planning.plan.request import PlanRequest, plan_request
 from dlrm_scale.planning.solver.infeasible import NoFeasiblePlan
 from dlrm_scale.planning.solver.problem import Problem
 from dlrm_scale.planning.solver.solve import solve
-from dlrm_scale.units import GIB
-from tests.planning.plan.small_requests import small_request
+from dlrm_scale.units import GIB, parse_bytes
+from tests.planning.plan.small_requests import small_request, small_tables
 
 
 def _refused(request: PlanRequest) -> NothingFits:
@@ -86,7 +87,8 @@ def test_the_message_has_what_is_missing_the_largest_tables_and_the_cause() -> N
     assert lines[4].strip().startswith("wide: ")
     remedy = error.remedy or ""
     assert "each tried by planning again" in remedy
-    assert "--world-size 4 (" in remedy
+    assert "--world-size 4\n" in remedy
+    assert "ms" not in remedy, "times of a quick try aren't those of the plan that would be made"
     assert "--memory 3." in remedy
 
 
@@ -97,6 +99,30 @@ def test_a_table_that_may_not_be_cut_is_the_cause_and_its_constraint_the_remedy(
     assert "without --constrain large=table_wise" in (error.remedy or "")
     assert "without --constrain tiny" not in (error.remedy or "")
     assert all(change.what != "ranks" for change in error.changes)
+
+
+@pytest.mark.parametrize("memory_bytes", [1, 1000, GIB // 3])
+def test_the_memory_that_is_needed_is_found_from_any_smaller_one(memory_bytes: int) -> None:
+    request = small_request(memory_bytes=memory_bytes)
+    (memory,) = [change for change in _refused(request).changes if change.what == "memory_bytes"]
+    assert isinstance(memory.value, int)
+    assert _fits(request.with_memory(memory.value))
+    assert not _fits(request.with_memory(int(memory.value * 0.98))), "and no more than that"
+    assert parse_bytes(memory.option.removeprefix("--memory ")) == memory.value
+
+
+def test_a_forced_kind_is_left_out_as_a_whole_and_named_as_it_was_asked_for() -> None:
+    request = plan_request(
+        small_tables(),
+        load_cluster("a100x8").model_copy(update={"memory_bytes": 4 * GIB}),
+        ranks=8,
+        batch_size_per_rank=1024,
+        forced_kind="table_wise",
+    )
+    error = _refused(request)
+    assert "without --force-kind table_wise" in (error.remedy or "")
+    assert "--constrain" not in str(error)
+    assert [change.value for change in error.changes if change.what == "types"] == ["all"]
 
 
 def test_a_batch_that_is_too_large_is_among_the_changes() -> None:

@@ -9,13 +9,13 @@ from dlrm_scale.planning.tables.table_set import TableSet, TableStats
 from dlrm_scale.planning.tables.tables_file import read_tables, save_tables
 
 _SET = TableSet(
-    name='quotes " and ünïcode \x7f',
+    name='quotes " and ünïcode',
     optimizer="adam",
-    source="two\nlines",
+    source="two\nlines, \x7f",
     tables=(
         TableStats(name="C1", rows=2**31, dim=128, lookups_per_sample=1e-07, lookups_per_sample_p99=1.0),
         TableStats(
-            name="C\t2 😀",
+            name="C 2 😀",
             rows=1000,
             dim=4,
             pooling="mean",
@@ -61,6 +61,10 @@ def test_a_file_by_hand_needs_little(tmp_path: Path) -> None:
         ('{name = "C7", rows = 9, dim = 8, unique_rows = [[4, 5.0]]}', "(number 1): unique_rows: 4 samples have 4"),
         ('{name = "C7", rows = 9, dim = 8}, {name = "C7", rows = 9, dim = 8}', "tables 1 and 2 are both named 'C7'"),
         ('{name = "C7", rows = 9, dim = 8}]\noptimiser = "sgd" #', "unknown key 'optimiser'; did you mean optim"),
+        ('{name = "C7", rows = 9, dim = 8, lookups_per_sample = 1e300}', "lookups_per_sample = 1e+300: Input"),
+        ('{name = "C7", rows = 1' + "0" * 300 + ", dim = 8}", "… (301 characters): allowed are 1 to 2,147,483,648"),
+        ('{name = "C\\n7", rows = 9, dim = 8}', "character 2 is the control character '\\n'; names are of one line"),
+        ('{name = "C\\u001b[31m", rows = 9, dim = 8}', "character 2 is the control character '\\x1b'"),
         ("", "tables has 0 entries; at least 1 needed"),
         ("3", "table number 1: "),
     ],
