@@ -23,15 +23,13 @@ class ClusterSource:
         measured: by `dlrm-scale calibrate`, as their sources say.
         given: from data sheets, assumed or written by hand.
         when: the measured ones were, as the notes say; "" where they don't.
-        noise: what disturbed the measurements, as the notes say; "" where they don't.
-        noisy: whether the notes call that too much; None where nothing was measured, or they don't say.
+        noise: what disturbed the measurements so that they are worth less; "" where nothing did, or none were made.
     """
 
     measured: int
     given: int
     when: str
     noise: str
-    noisy: bool | None
 
     @property
     def kind(self) -> Literal["measured", "partly", "nothing"]:
@@ -46,13 +44,11 @@ def cluster_source(cluster: Cluster) -> ClusterSource:
     sources = list(_sources(cluster))
     measured = sum(bool(_MEASURED.match(source)) for source in sources)
     dated = _DATE.search(cluster.notes) if measured else None
-    noise = _noise(cluster.notes) if measured else ""
     return ClusterSource(
         measured=measured,
         given=len(sources) - measured,
         when=dated[0] if dated else "",
-        noise=noise,
-        noisy=noise.startswith("too much") if noise else None,
+        noise=cluster.noise if measured else "",
     )
 
 
@@ -63,13 +59,7 @@ def describe_source(cluster: Cluster) -> str:
         return f"{cluster.name}: data sheets and assumptions, nothing measured"
     share = "" if source.kind == "measured" else f" {source.measured} of {source.measured + source.given} constants"
     when = f" on {source.when}" if source.when else ", its file doesn't say when"
-    noise = f"noise: {source.noise}" if source.noise else "its file doesn't say how noisy it was"
-    return f"{cluster.name}: calibrated{share}{when}; {noise}"
-
-
-def _noise(notes: str) -> str:
-    begin = notes.find("Noise: ")
-    return notes[begin + len("Noise: ") :].strip().removesuffix(".") if begin >= 0 else ""
+    return f"{cluster.name}: calibrated{share}{when}" + (f"; {source.noise}" if source.noise else "")
 
 
 def _sources(record: object) -> Iterator[str]:
