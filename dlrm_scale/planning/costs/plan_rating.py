@@ -21,8 +21,6 @@ Numbers = NDArray[np.float64]
 LOAD_PHASES = ("input", "lookup", "output", "gradient", "update", "replicas")
 """Phases whose time depends on the plan; those of a problem."""
 
-_TRANSIENT = ("vectors", "ids", "own_ids")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
@@ -57,13 +55,6 @@ class Prediction:
         """`[ranks]`, all parts together."""
         total: NDArray[np.int64] = self.memory_bytes.sum(axis=0)
         return total
-
-    @property
-    def static_bytes_per_rank(self) -> NDArray[np.int64]:
-        """`[ranks]`: weights, state, replicas with their gradients, and maps of touched rows."""
-        kept = [i for i, part in enumerate(self.memory_parts) if part not in (*_TRANSIENT, "dense")]
-        static: NDArray[np.int64] = self.memory_bytes[kept].sum(axis=0)
-        return static
 
     @property
     def fits(self) -> bool:
