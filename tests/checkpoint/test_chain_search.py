@@ -2,18 +2,20 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dlrm_scale.checkpoint import find_chain, open_chain
+from dlrm_scale.checkpoint.chain import chain_search
 from dlrm_scale.checkpoint.chain.chain_search import ChainSearch
 from dlrm_scale.checkpoint.files.manifest import Manifest
 from dlrm_scale.checkpoint.files.manifest_text import serialize_manifest
 from dlrm_scale.checkpoint.storage.local_storage import LocalStorage
 from dlrm_scale.errors import CheckpointError
 from tests.checkpoint.merging import go_on, merge, start
-from tests.checkpoint.simulated_run import Run, load, make_layout
+from tests.checkpoint.simulated_run import TABLES, Run, load, make_layout, make_truth
 
 
 @pytest.fixture
@@ -164,6 +166,25 @@ def test_manifests_before_the_newest_good_baseline_stay_unread(long_chain: Path)
     # The 20 after it, itself, the trainer's of the same checkpoint, and at the same cost the one or two before it.
     assert 22 <= len(read) <= 26
     assert len(set(read)) == len(read)
+
+
+def test_deltas_smaller_than_a_baseline_are_not_followed_past_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with tables of the real world: all deltas together are smaller than a baseline."""
+    monkeypatch.setattr(chain_search, "FILE_COST_BYTES", 0)
+    tables = (replace(TABLES[0], rows=20_000), *TABLES[1:])
+    run = start(tmp_path, make_layout("table_wise", 1, tables), make_truth(tables, ["row"]))
+    go_on(run, range(30))
+    merge(tmp_path, "baseline", step=19, number=1)
+    storage = _CountingStorage(tmp_path)
+    chain = find_chain(storage)
+    assert chain is not None
+    assert len(chain.manifests) == 11
+    assert 5 * chain.delta_bytes < chain.baseline_bytes
+    read = [name for name in storage.read_names if name.startswith("manifests/")]
+    # The 10, the merge and the trainer's own of its checkpoint; then no delta, as whatever it leads to is a baseline.
+    assert len(read) == 12
 
 
 @pytest.mark.parametrize("missing", [[2], [2, 30, 50], [*range(45, 60)]])

@@ -17,7 +17,7 @@ import torch
 
 from dlrm_scale.checkpoint.chain.chain import Chain
 from dlrm_scale.checkpoint.files.entry_reader import EntryReader
-from dlrm_scale.checkpoint.files.format import DTYPE_NAMES, unreadable
+from dlrm_scale.checkpoint.files.format import DTYPES, unreadable
 from dlrm_scale.checkpoint.files.manifest import ITEM_BYTES, EntryRecord, TableRecord
 from dlrm_scale.checkpoint.storage.storage import Storage
 from dlrm_scale.errors import CheckpointError
@@ -139,7 +139,7 @@ class TableStream:
         rows, dim = self.window_rows, self.table.dim
         weight = torch.empty(rows, dim)
         state = {
-            column.name: torch.empty((rows, dim) if column.per == "element" else (rows,), dtype=_DTYPES[column.dtype])
+            column.name: torch.empty((rows, dim) if column.per == "element" else (rows,), dtype=DTYPES[column.dtype])
             for column in self.state
         }
         for start in range(0, self.table.rows, rows):
@@ -172,9 +172,6 @@ class TableStream:
 
     def _count(self, size_bytes: int) -> None:
         self.bytes_read += size_bytes
-
-
-_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 @dataclass

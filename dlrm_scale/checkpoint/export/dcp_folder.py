@@ -24,11 +24,9 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWr
 from dlrm_scale.checkpoint.chain.table_stream import TableStream
 from dlrm_scale.checkpoint.export.contents import Contents
 from dlrm_scale.checkpoint.export.new_output import new_folder
-from dlrm_scale.checkpoint.files.format import DTYPE_NAMES
+from dlrm_scale.checkpoint.files.format import DTYPES
 
 __all__ = ["export_dcp"]
-
-_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 def export_dcp(contents: Contents, folder: Path) -> int:
@@ -99,7 +97,7 @@ class _Planner(SavePlanner):
             chunks.setdefault(item.index.fqn, []).append(item.tensor_data.chunk)
         described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {
             tensor.name: TensorStorageMetadata(
-                properties=TensorProperties(dtype=_DTYPES[tensor.dtype]),
+                properties=TensorProperties(dtype=DTYPES[tensor.dtype]),
                 size=torch.Size(tensor.shape),
                 chunks=chunks[tensor.name],
             )
@@ -129,7 +127,7 @@ def _item(name: str, dtype: str, shape: tuple[int, ...], rows: tuple[int, int] |
         type=WriteItemType.SHARD if rows is not None else WriteItemType.TENSOR,
         tensor_data=TensorWriteData(
             chunk=ChunkStorageMetadata(offsets=offsets, sizes=sizes),
-            properties=TensorProperties(dtype=_DTYPES[dtype]),
+            properties=TensorProperties(dtype=DTYPES[dtype]),
             size=torch.Size(shape),
         ),
     )

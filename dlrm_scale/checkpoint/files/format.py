@@ -25,6 +25,7 @@ from dlrm_scale.units import MIB
 
 __all__ = [
     "BLOCK_BYTES",
+    "DTYPES",
     "DTYPE_NAMES",
     "OUTAGE_REMEDY",
     "BlockReader",
@@ -52,7 +53,7 @@ DTYPE_NAMES = {
     torch.int8: "I8",
     torch.bool: "BOOL",
 }
-_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +211,7 @@ class BlockReader:
         """
         buffer = torch.empty(self._record.size_bytes, dtype=torch.uint8)
         self._fill(buffer, 0, self._record.xxh3_128)
-        return buffer.view(_DTYPES[self._record.dtype]).reshape(self._record.shape)
+        return buffer.view(DTYPES[self._record.dtype]).reshape(self._record.shape)
 
     def read_block(self, index: int, into: torch.Tensor | None = None) -> torch.Tensor:
         """Read block `index`, rows `[index * block_rows, ...)`.
@@ -233,7 +234,7 @@ class BlockReader:
             buffer = self._buffer[: rows * self._row_bytes]
         expected = self._record.blocks[index] if self._record.blocks else self._record.xxh3_128
         self._fill(buffer, start * self._row_bytes, expected)
-        return buffer.view(_DTYPES[self._record.dtype]).reshape(rows, *self._record.shape[1:])
+        return buffer.view(DTYPES[self._record.dtype]).reshape(rows, *self._record.shape[1:])
 
     def _fill(self, buffer: torch.Tensor, start_bytes: int, expected: str) -> None:
         view: memoryview = buffer.numpy().data

@@ -23,7 +23,7 @@ import torch
 
 from dlrm_scale.checkpoint.files.codec import SCALE_BIAS_BYTES, stored_form
 from dlrm_scale.checkpoint.files.entry_reader import EntryReader
-from dlrm_scale.checkpoint.files.format import BLOCK_BYTES, DTYPE_NAMES, TensorSource, WrittenFile, unreadable
+from dlrm_scale.checkpoint.files.format import BLOCK_BYTES, DTYPES, TensorSource, WrittenFile, unreadable
 from dlrm_scale.checkpoint.files.manifest import (
     ITEM_BYTES,
     EntryRecord,
@@ -38,7 +38,6 @@ __all__ = ["Rows", "RowsMerge"]
 _WINDOW_ROWS = 1 << 20
 """Range of ids of a window at most, two bytes each."""
 
-_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 _Form = tuple[tuple[str, str], ...]
 """Codec of each tensor by name."""
@@ -154,7 +153,7 @@ class RowsMerge:
                 dtype, shape = self._stored(output, name, codec)
                 source = TensorSource(
                     name=self._tensor_name(number, name),
-                    dtype=_DTYPES[dtype],
+                    dtype=DTYPES[dtype],
                     shape=shape,
                     blocks=lambda o=output, n=name: self._blocks(o, n),  # type: ignore[misc]
                     codec=codec,

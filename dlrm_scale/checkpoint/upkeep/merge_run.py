@@ -15,7 +15,7 @@ from dlrm_scale.checkpoint.chain.leases import Lease
 from dlrm_scale.checkpoint.chain.starts import fence_name
 from dlrm_scale.checkpoint.files.file_names import merged_name
 from dlrm_scale.checkpoint.files.format import (
-    DTYPE_NAMES,
+    DTYPES,
     BlockReader,
     TensorSource,
     WrittenFile,
@@ -49,9 +49,6 @@ Progress = Callable[[int, int], None]
 
 PIECE_BYTES = 4 * GIB
 """A table with more bytes is cut by rows, so that a restore of some of its rows needn't read all ids before them."""
-
-
-_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 @dataclass(kw_only=True)
@@ -171,7 +168,7 @@ class MergeRun:
                 name,
                 TensorSource(
                     name=f"{prefix}{name}",
-                    dtype=_DTYPES[record.dtype],
+                    dtype=DTYPES[record.dtype],
                     shape=record.shape,
                     blocks=partial(read, record),
                 ),
