@@ -111,9 +111,9 @@ class TracedStorage:
                 pass
 
     @contextmanager
-    def create(self, name: str) -> Iterator[WritableFile]:
+    def create(self, name: str, size_bytes: int = 0) -> Iterator[WritableFile]:
         self._trace.note("create", name)
-        made = self._inner.create(name)
+        made = self._inner.create(name, size_bytes)
         with self._trace.performing(Event("create", name)):
             file = made.__enter__()
         try:

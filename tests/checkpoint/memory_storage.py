@@ -33,7 +33,7 @@ class MemoryStorage:
         self.folders.update(names)
 
     @contextmanager
-    def create(self, name: str) -> Iterator["_MemoryFile"]:
+    def create(self, name: str, size_bytes: int = 0) -> Iterator["_MemoryFile"]:
         self._check_new(name)
         self.files[name] = bytearray()
         yield _MemoryFile(name, self.files[name])

@@ -1,6 +1,7 @@
 """Big files in a folder: synced in the background while they are written, never with too much un-synced."""
 
 import errno
+import itertools
 import os
 import re
 import threading
@@ -103,6 +104,32 @@ def test_a_big_file_is_synced_while_it_is_written_and_last_of_all(
     assert disk.most_running == 1
     assert max(b - a for a, b in zip([0, *disk.durable], disk.durable, strict=False)) <= MOST
     assert 20 * PIECE // MOST <= len(disk.durable) <= 21
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no advice on its page cache")
+def test_a_large_file_leaves_the_page_cache_when_it_is_durable_and_not_before(
+    storage: LocalStorage, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_storage, "MOST_CACHED_BYTES", 10 * PIECE)
+    dropped: list[tuple[int, int]] = []
+
+    def advise(_: int, start: int, size: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_DONTNEED
+        assert start + size <= disk.durable[-1]
+        dropped.append((start, start + size))
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    for size in (10 * PIECE, 10 * PIECE + 1):
+        data = _content(size)
+        with storage.create(f"data/{size}", size) as file:
+            for start in range(0, size, 300):
+                file.write(memoryview(data)[start : start + 300])
+            file.sync()
+    # Of the smaller one nothing; of the larger one each piece, and at the end all once more.
+    assert dropped[-1] == (0, 10 * PIECE + 1)
+    pieces = dropped[:-1]
+    assert pieces[0][0] == 0
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(pieces))
 
 
 def test_a_small_file_has_no_thread_and_one_sync(storage: LocalStorage, disk: Disk) -> None:

@@ -128,8 +128,9 @@ def write_file(
     if len(begins) != len(ordered):
         raise ValueError(f"two tensors of {name} have the same name")
     records: dict[str, TensorRecord] = {}
+    size = len(header) + sum(source.size_bytes for source in ordered)
     file_hash = xxhash.xxh3_128()
-    with storage.create(name) as file:
+    with storage.create(name, size) as file:
         file_hash.update(header)
         file.write(memoryview(header))
         for source in ordered:
@@ -159,7 +160,6 @@ def write_file(
             )
         file.sync()
     progress()
-    size = len(header) + sum(source.size_bytes for source in ordered)
     return WrittenFile(name=name, size_bytes=size, xxh3_128=file_hash.hexdigest(), tensors=records)
 
 

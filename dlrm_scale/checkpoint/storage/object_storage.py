@@ -90,8 +90,10 @@ class ObjectStorage:
             self._probed = True
 
     @contextmanager
-    def create(self, name: str) -> Iterator[ObjectWriter]:
+    def create(self, name: str, size_bytes: int = 0) -> Iterator[ObjectWriter]:
         """Write an object that must not exist yet; it appears whole at the end of the `with` block, if at all.
+
+        Its size doesn't matter here.
 
         Raises:
             FileExistsError: the name is taken; noticed at the end at the latest.

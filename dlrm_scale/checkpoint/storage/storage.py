@@ -50,8 +50,12 @@ class Storage(Protocol):
     def make_folders(self, *names: str) -> None:
         """Make the root and folders in it, durably; those that exist are kept."""
 
-    def create(self, name: str) -> AbstractContextManager[WritableFile]:
+    def create(self, name: str, size_bytes: int = 0) -> AbstractContextManager[WritableFile]:
         """Create a file that must not exist yet; it is closed at the end of the `with` block.
+
+        Args:
+            name: of the file.
+            size_bytes: what it will have, as far as that is known: advice on how to write it.
 
         Raises:
             FileExistsError: the name is taken.
