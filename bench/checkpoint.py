@@ -3,7 +3,8 @@
 Five parts, each in alternating rounds with both sides on the same tensors and the same disk, everything synced:
 
     write     a baseline, and a delta of the rows that 100 steps touch, against whole copies by dcp
-    restore   a baseline and 12 deltas, and a baseline alone, hashes checked, against `dcp.load`; values must be equal.
+    restore   a baseline and 12 deltas, and a baseline alone, hashes checked, against `dcp.load`; values must be equal,
+              with all files in the page cache and (cold) with none.
               Then the chain is merged into a baseline by a process whose memory and reads are counted
     long      1,000 deltas with `dlrm-scale checkpoint merge` beside them, restored as above
     training  steps of the real model with a checkpoint every 100 steps, by neither, by us, by dcp's async save

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from checkpoint_sides import Dcp, Ours, ZipfIds, in_turns
-from rounds import spread
+from checkpoint_sides import Dcp, Ours, ZipfIds, load_in_turns
 
 from dlrm_scale.checkpoint.saving.staging import HostStaging
 from dlrm_scale.sharding.shard import ShardedModel
@@ -67,8 +66,8 @@ def long_chain(
     chain = ours.chain()
     disk_bytes = sum(file.stat().st_size for file in ours.folder.rglob("*") if file.is_file())
     dcp_bytes = dcp.save("sync").bytes
-    checked = dcp.checking_loads()
-    found = in_turns(rounds, {"chain": checked(ours.restore), "dcp.load": checked(dcp.load)})
+    sizes = {"chain": chain.size_bytes, "dcp.load": dcp_bytes}
+    found = load_in_turns(rounds, {"chain": ours, "dcp.load": dcp}, dcp.checking_loads(), sizes)
     for side in (ours, dcp):
         side.close()
     merged_bytes = sum(one["bytes"] for one in merges)
@@ -82,11 +81,8 @@ def long_chain(
         "merged_bytes_to_deltas": merged_bytes / written_bytes,
         "most_manifests": most_manifests,
         "manifests_restored": len(chain.manifests),
-        "bytes_restored_to_dcp": chain.size_bytes / dcp_bytes,
         "disk_bytes_to_baseline": disk_bytes / baseline_bytes,
-        "seconds": spread(found["chain"]),
-        "dcp_seconds": spread(found["dcp.load"]),
-        "to_dcp": spread([a / b for a, b in zip(found["chain"], found["dcp.load"], strict=True)]),
+        "sides": found,
     }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from checkpoint_long_chain import merge_memory
-from checkpoint_sides import Dcp, Ours, Saved, ZipfIds, in_turns
+from checkpoint_sides import Dcp, Ours, Saved, ZipfIds, in_turns, load_in_turns
 from rounds import spread
 from shapes import cycle
 
@@ -117,25 +117,14 @@ def restoring(bed: Bed) -> dict[str, object]:
         chain.save()
     alone.save()
     dcp_bytes = dcp.save("sync").bytes
-    bytes_read = {name: side.chain().size_bytes for name, side in (("chain", chain), ("baseline", alone))}
+    sizes = {"chain": chain.chain().size_bytes, "baseline": alone.chain().size_bytes, "dcp.load": dcp_bytes}
     checked = dcp.checking_loads()
-    sides = {"chain": chain.restore, "baseline": alone.restore, "dcp.load": dcp.load}
-    found = in_turns(bed.rounds, {name: checked(load) for name, load in sides.items()})
+    found = load_in_turns(bed.rounds, {"chain": chain, "baseline": alone, "dcp.load": dcp}, checked, sizes)
     merged = merge_memory(chain.folder)
-    checked(chain.restore)()  # the merged baseline, which has the same values
+    checked(chain.load)()  # the merged baseline, which has the same values
     for side in (alone, chain, dcp):
         side.close()
-    return {
-        "merge": merged,
-        "sides": {
-            name: {
-                "seconds": spread(values),
-                "to_dcp": spread([s / p for s, p in zip(values, found["dcp.load"], strict=True)]),
-                "bytes_to_dcp": bytes_read.get(name, dcp_bytes) / dcp_bytes,
-            }
-            for name, values in found.items()
-        },
-    }
+    return {"merge": merged, "sides": found}
 
 
 def training(bed: Bed) -> dict[str, object]:

@@ -11,6 +11,8 @@ from typing import Literal, TypeVar
 import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
+from page_cache import drop_from_cache, read_into_cache
+from rounds import spread
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from dlrm_scale.checkpoint import Chain, CheckpointEngine, SaveOutcome, find_chain, restore
@@ -20,7 +22,7 @@ from dlrm_scale.sharding.shard import ShardedModel
 from dlrm_scale.touched_rows import TouchedRows
 from dlrm_scale.units import MIB
 
-__all__ = ["Dcp", "Ours", "Saved", "ZipfIds", "in_turns", "staging_of"]
+__all__ = ["Dcp", "Ours", "Saved", "ZipfIds", "in_turns", "load_in_turns", "staging_of"]
 
 NEVER = 1e9
 T = TypeVar("T")
@@ -62,6 +64,46 @@ class ZipfIds:
             torch.from_numpy(np.searchsorted(sums, self._generator.random(rows) * sums[-1]).clip(max=len(sums) - 1))
             for sums in self._cumulated
         ]
+
+
+def load_in_turns(
+    rounds: int,
+    sides: Mapping[str, "Ours | Dcp"],
+    checked: Callable[[Callable[[], float]], Callable[[], float]],
+    sizes: Mapping[str, int],
+) -> dict[str, dict[str, object]]:
+    """Time the loads of all sides in turns, first with the files in the page cache and then with none of them in it.
+
+    Large files that we write leave the cache, and those of dcp stay in it until something else needs the memory: a
+    load that found them so would tell more of that than of itself.
+
+    Args:
+        rounds: of each.
+        sides: by name; dcp's is `dcp.load`.
+        checked: of `Dcp.checking_loads`.
+        sizes: bytes that each side reads.
+
+    Returns:
+        By `NAME` and `NAME, cold`: seconds, and seconds and bytes to dcp's in the same condition.
+    """
+    found: dict[str, dict[str, object]] = {}
+    for condition, prepare in (("", read_into_cache), (", cold", drop_from_cache)):
+
+        def prepared(side: Ours | Dcp, prepare: Callable[[Path], None] = prepare) -> Callable[[], float]:
+            def load() -> float:
+                prepare(side.folder)
+                return side.load()
+
+            return checked(load)
+
+        times = in_turns(rounds, {name: prepared(side) for name, side in sides.items()})
+        for name, values in times.items():
+            found[name + condition] = {
+                "seconds": spread(values),
+                "to_dcp": spread([a / b for a, b in zip(values, times["dcp.load"], strict=True)]),
+                "bytes_to_dcp": sizes[name] / sizes["dcp.load"],
+            }
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +209,7 @@ class Ours:
                 parts[{"weight": "rows", "ids": "ids"}.get(name, "state")] += tensor.size_bytes
         return parts | {"headers": manifest.size_bytes - sum(parts.values())}
 
-    def restore(self) -> float:
+    def load(self) -> float:
         """Find the newest chain and fill the tables from it, hashes checked; seconds."""
         start = time.perf_counter()
         chain = self.chain()
@@ -193,7 +235,8 @@ class Dcp:
     """
 
     def __init__(self, folder: Path, sharded: ShardedModel) -> None:
-        self._folder, self._number = folder, 0
+        self._parent, self._number = folder, 0
+        self.folder = folder
         self.state: dict[str, torch.Tensor] = dict(sharded.dense_state())
         for shard in sharded.local_shards:
             self.state[f"{shard.region.table}.weight"] = shard.weight
@@ -207,23 +250,23 @@ class Dcp:
             stall_seconds=stall,
             seconds=time.perf_counter() - started,
             cpu_seconds=time.process_time() - self._cpu,
-            bytes=sum(file.stat().st_size for file in self._path.rglob("*") if file.is_file()),
+            bytes=sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file()),
         )
 
     @contextmanager
     def saving(self, kind: Literal["sync", "async"]) -> Iterator[float]:
         """Begin a save, give the time when it began, and wait for its end on leaving."""
         if self._number:
-            shutil.rmtree(self._path)
+            shutil.rmtree(self.folder)
         self._number += 1
-        self._path = self._folder / f"dcp-{self._number}"
+        self.folder = self._parent / f"dcp-{self._number}"
         self._cpu, started = time.process_time(), time.perf_counter()
         if kind == "sync":
-            dcp.save(self.state, checkpoint_id=self._path)
+            dcp.save(self.state, checkpoint_id=self.folder)
             yield started
         else:
             future = dcp.async_save(
-                self.state, checkpoint_id=self._path, async_checkpointer_type=AsyncCheckpointerType.THREAD
+                self.state, checkpoint_id=self.folder, async_checkpointer_type=AsyncCheckpointerType.THREAD
             )
             yield started
             getattr(future, "upload_completion", future).result()
@@ -249,10 +292,10 @@ class Dcp:
     def load(self) -> float:
         """Load into the live tensors; seconds."""
         start = time.perf_counter()
-        dcp.load(self.state, checkpoint_id=self._path)
+        dcp.load(self.state, checkpoint_id=self.folder)
         return time.perf_counter() - start
 
     def close(self) -> None:
         """Remove the last copy."""
         if self._number:
-            shutil.rmtree(self._path)
+            shutil.rmtree(self.folder)
