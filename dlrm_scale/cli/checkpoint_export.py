@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dlrm_scale.checkpoint.chain.chain import Chain
     from dlrm_scale.checkpoint.export import Contents
     from dlrm_scale.checkpoint.storage.storage import Storage
+    from dlrm_scale.train.told_checkpoints import ToldCheckpoint
 
 __all__ = ["Format", "export"]
 
@@ -50,6 +51,7 @@ def export(
     from dlrm_scale.checkpoint import export as formats
     from dlrm_scale.checkpoint.storage.storage import open_storage
     from dlrm_scale.recipes import find_checkpoints
+    from dlrm_scale.train.told_checkpoints import newest_told
     from dlrm_scale.units import format_bytes, format_count, format_seconds
 
     write = {
@@ -59,7 +61,8 @@ def export(
     }[to]
     began = time.perf_counter()
     which = find_step(run, step) if step is not None else None
-    chain, size = _write(open_storage(find_checkpoints(run)), which, lambda contents: write(contents, out))
+    told = newest_told(Path(run) / "log.jsonl", Path(run) / "best.json")
+    chain, size = _write(open_storage(find_checkpoints(run)), which, told, lambda contents: write(contents, out))
     seconds = time.perf_counter() - began
     rows = sum(table.rows for table in chain.tip.tables)
     if as_json:
@@ -81,7 +84,9 @@ def export(
     )
 
 
-def _write(storage: "Storage", step: int | str | None, write: "Callable[[Contents], int]") -> "tuple[Chain, int]":
+def _write(
+    storage: "Storage", step: int | str | None, told: "ToldCheckpoint | None", write: "Callable[[Contents], int]"
+) -> "tuple[Chain, int]":
     """Export the checkpoint; by other files with the same rows where some are damaged. Returns what was read."""
     from dlrm_scale.checkpoint import export as formats
     from dlrm_scale.checkpoint.chain.leases import hold_chain
@@ -91,7 +96,7 @@ def _write(storage: "Storage", step: int | str | None, write: "Callable[[Content
     damaged: dict[str, str] = {}
     wanted: Chain | None = None
     while True:
-        with hold_chain(storage, partial(_choose, storage, step, wanted, damaged)) as chain:
+        with hold_chain(storage, partial(_choose, storage, step, told, wanted, damaged)) as chain:
             assert chain is not None
             wanted = chain
             for detour in chain.detours:
@@ -105,15 +110,24 @@ def _write(storage: "Storage", step: int | str | None, write: "Callable[[Content
                 damaged[error.file] = error.message
 
 
-def _choose(storage: "Storage", step: int | str | None, wanted: "Chain | None", damaged: Mapping[str, str]) -> "Chain":
+def _choose(
+    storage: "Storage",
+    step: int | str | None,
+    told: "ToldCheckpoint | None",
+    wanted: "Chain | None",
+    damaged: Mapping[str, str],
+) -> "Chain":
     from dlrm_scale.checkpoint.chain.chain import open_chain
     from dlrm_scale.checkpoint.chain.damage import damage_met, lost_steps
     from dlrm_scale.checkpoint.verify import chain_of_step
     from dlrm_scale.errors import CheckpointError, StorageError
+    from dlrm_scale.train.told_checkpoints import with_lost_steps
 
     if wanted is None:
-        chain = chain_of_step(storage, step)
-        if step is None and chain.skipped:
+        if step is not None:
+            return chain_of_step(storage, step)
+        chain = with_lost_steps(chain_of_step(storage, None), told)
+        if chain.skipped:
             raise lost_steps(chain)
         return chain
     try:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from dlrm_scale.checkpoint import Chain
     from dlrm_scale.checkpoint.storage.storage import Storage
     from dlrm_scale.checkpoint.upkeep.merge import Merged
+    from dlrm_scale.train.told_checkpoints import ToldCheckpoint
 
 __all__ = ["To", "merge"]
 
@@ -68,6 +70,7 @@ def merge(
     from dlrm_scale.checkpoint import DamagedFileError, open_storage
     from dlrm_scale.errors import ConfigError, DlrmScaleError
     from dlrm_scale.recipes import find_checkpoints
+    from dlrm_scale.train.told_checkpoints import newest_told
     from dlrm_scale.units import parse_bytes
 
     if step not in ("latest", "best") and not step.isdecimal():
@@ -75,7 +78,10 @@ def merge(
     limit_bytes = parse_bytes(memory_limit)
     storage = open_storage(find_checkpoints(run))
     damaged: dict[str, str] = {}
-    choose = _chooser(storage, None if step == "latest" else find_step(run, step), damaged, may_wait=watch is not None)
+    which = None if step == "latest" else find_step(run, step)
+    # A trainer beside --watch tells of lost steps itself, and commits more.
+    told = newest_told(Path(run) / "log.jsonl", Path(run) / "best.json") if watch is None and which is None else None
+    choose = _chooser(storage, which, told, damaged, may_wait=watch is not None)
     if dry_run:
         _say_plan(choose(), to, limit_bytes, as_json)
         return
@@ -130,7 +136,12 @@ def _merge_or_name_damage(
 
 
 def _chooser(
-    storage: "Storage", step: int | str | None, damaged: Mapping[str, str], *, may_wait: bool
+    storage: "Storage",
+    step: int | str | None,
+    told: "ToldCheckpoint | None",
+    damaged: Mapping[str, str],
+    *,
+    may_wait: bool,
 ) -> "Callable[[], Chain | None]":
     """How the chain is found; damage that costs steps ends the command, or is said once where it may wait."""
     said: set[str] = set()
@@ -146,12 +157,14 @@ def _chooser(
         from dlrm_scale.checkpoint.chain.damage import lost_steps
         from dlrm_scale.checkpoint.files.manifest_files import no_checkpoint
         from dlrm_scale.checkpoint.verify import chain_of_step
+        from dlrm_scale.train.told_checkpoints import with_lost_steps
 
         chain = find_chain(storage, damaged=damaged) if step is None else chain_of_step(storage, step)
         if chain is None:
             if not may_wait:
                 raise no_checkpoint(storage)
             return None
+        chain = with_lost_steps(chain, told)
         if chain.skipped and not may_wait:
             raise lost_steps(chain)
         say("error: a newer checkpoint is damaged", tuple(map(str, chain.skipped)))

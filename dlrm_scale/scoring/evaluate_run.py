@@ -7,7 +7,7 @@ from pathlib import Path
 from dlrm_scale.config import Config
 from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.data.loading.loader import EvalLoader
-from dlrm_scale.errors import CheckpointError, DatasetError, TrainingError
+from dlrm_scale.errors import CheckpointError, DatasetError, MissingCheckpointError, TrainingError
 from dlrm_scale.install import check_install
 from dlrm_scale.models.tables import table_specs
 from dlrm_scale.scoring.scoring_plan import scoring_plan
@@ -15,6 +15,7 @@ from dlrm_scale.sharding.eval_pipeline import EvalPipeline
 from dlrm_scale.sharding.pipeline import make_eval_pipeline
 from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
 from dlrm_scale.train.chain_choice import agree_on_chain
+from dlrm_scale.train.told_checkpoints import told_on_all_ranks, with_lost_steps
 from dlrm_scale.train.evaluate import evaluate_slices
 from dlrm_scale.train.memory.memory_check import ScoringMemory
 from dlrm_scale.train.memory.memory_use import memory_use
@@ -158,10 +159,18 @@ def restored_pipeline(
     memory.check_dense()
     config, plan, notes = scoring_plan(config, run, table_specs(config.model, dataset.table_rows), ranks)
     model = build_on_ranks(config, dataset, ranks, memory.check, plan)
-    location = RunFolder(path=Path(run)).checkpoints
+    folder = RunFolder(path=Path(run))
+    told = told_on_all_ranks(folder, ranks) if step is None and not manifest else None
+    location = folder.checkpoints
     chain = agree_on_chain(location, ranks, step, manifest=manifest)
+    if chain is None and told is not None:
+        raise CheckpointError(
+            f"{folder.path / told.source} tells of committed checkpoints, and {location} has none",
+            remedy="put the files back from a copy, or train again",
+        )
     if chain is None:
-        raise CheckpointError(f"run {run} has no checkpoint", remedy="train it first")
+        raise MissingCheckpointError(f"run {run} has no checkpoint", remedy="train it first")
+    chain = with_lost_steps(chain, told)
     restored = restore_run(
         chain,
         config,

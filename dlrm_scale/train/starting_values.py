@@ -6,14 +6,14 @@ from pathlib import Path
 
 from dlrm_scale.checkpoint import Chain
 from dlrm_scale.data.dataset.dataset import Dataset
-from dlrm_scale.errors import CheckpointError, ConfigError
+from dlrm_scale.errors import CheckpointError, ConfigError, MissingCheckpointError
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.train.chain_choice import agree_on_chain
 from dlrm_scale.train.checkpoint_place import check_place
 from dlrm_scale.train.resume import RestoredRun, describe_restore, restore_run
 from dlrm_scale.train.run_folder import RunFolder, RunRequest
 from dlrm_scale.train.setup import ModelOnRanks
-from dlrm_scale.train.told_checkpoints import ToldCheckpoint, newest_told, with_lost_steps
+from dlrm_scale.train.told_checkpoints import ToldCheckpoint, told_on_all_ranks, with_lost_steps
 
 __all__ = ["NO_CHECKPOINT_YET", "choose_start", "fill_model"]
 
@@ -29,7 +29,7 @@ def choose_start(request: RunRequest, ranks: Ranks) -> tuple[Chain | None, bool]
     """
     check_place(request, ranks)
     if request.resume:
-        told = _told(request, ranks)
+        told = told_on_all_ranks(request.folder, ranks)
         chain = agree_on_chain(request.checkpoints, ranks, request.resume_step)
         if chain is not None:
             return _beside_told(chain, told, request), True
@@ -43,7 +43,9 @@ def choose_start(request: RunRequest, ranks: Ranks) -> tuple[Chain | None, bool]
         return None, False
     chain = agree_on_chain(RunFolder(path=Path(request.warm_start.run)).checkpoints, ranks)
     if chain is None:
-        raise CheckpointError(f"--init-from {request.warm_start.run}: that run has no checkpoint")
+        raise MissingCheckpointError(
+            f"--init-from {request.warm_start.run}: that run has no checkpoint", remedy="name a run that has saved one"
+        )
     return chain, False
 
 
@@ -59,7 +61,7 @@ def fill_model(
     """Give the model its values; return what was restored, None for a run that begins with initial values."""
     if request.resume and not continues:
         notes.append(NO_CHECKPOINT_YET)
-    told = _told(request, ranks) if continues else None
+    told = told_on_all_ranks(request.folder, ranks) if continues else None
     if chain is None:
         model.fill_initial_rows(request.config.model.seed)
         return None
@@ -102,23 +104,6 @@ def _next_best(
         return replace(found, newest_seen=chain.newest_seen)
     assert request.warm_start is not None
     return agree_on_chain(RunFolder(path=Path(request.warm_start.run)).checkpoints, ranks, damaged=damaged)
-
-
-def _told(request: RunRequest, ranks: Ranks) -> ToldCheckpoint | None:
-    """The newest checkpoint that the run's own files tell of, on all ranks; rank 0 alone writes them.
-
-    Read before the checkpoints are looked at: what is committed in between is newer, and not missed.
-    """
-    told: object = None
-    if ranks.rank == 0:
-        try:
-            told = newest_told(request.folder.log, request.folder.best)
-        except OSError as error:
-            told = ConfigError(f"{request.folder.log} can't be read: {error.strerror}", remedy="check its permissions")
-    told = ranks.broadcast_object(told)
-    if isinstance(told, ConfigError):
-        raise told
-    return told if isinstance(told, ToldCheckpoint) else None
 
 
 def _beside_told(chain: Chain, told: ToldCheckpoint | None, request: RunRequest) -> Chain:

@@ -14,10 +14,12 @@ from pathlib import Path
 from dlrm_scale.checkpoint import Chain
 from dlrm_scale.checkpoint.chain.chain import Skipped
 from dlrm_scale.checkpoint.files.manifest_files import checkpoint_age
-from dlrm_scale.errors import CheckpointError
+from dlrm_scale.errors import CheckpointError, ConfigError
+from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.train.best_checkpoint import read_best
+from dlrm_scale.train.run_folder import RunFolder
 
-__all__ = ["ToldCheckpoint", "newest_told", "with_lost_steps"]
+__all__ = ["ToldCheckpoint", "newest_told", "told_on_all_ranks", "with_lost_steps"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,26 @@ def newest_told(log: Path, best: Path) -> ToldCheckpoint | None:
         if told is None or told.manifest or kept.step >= told.step:
             return at_best
     return told
+
+
+def told_on_all_ranks(folder: RunFolder, ranks: Ranks) -> ToldCheckpoint | None:
+    """The newest committed checkpoint that a run's files tell of, on all ranks; a collective, and rank 0 reads.
+
+    To be called before the checkpoints are looked at: what is committed in between is newer, and not missed.
+
+    Raises:
+        ConfigError: the log can't be read.
+    """
+    told: object = None
+    if ranks.rank == 0:
+        try:
+            told = newest_told(folder.log, folder.best)
+        except OSError as error:
+            told = ConfigError(f"{folder.log} can't be read: {error.strerror}", remedy="check its permissions")
+    told = ranks.broadcast_object(told)
+    if isinstance(told, ConfigError):
+        raise told
+    return told if isinstance(told, ToldCheckpoint) else None
 
 
 def with_lost_steps(chain: Chain, told: ToldCheckpoint | None) -> Chain:

@@ -66,6 +66,29 @@ def test_an_export_goes_back_to_an_older_step_only_when_it_is_asked_for(
     assert "remedy: put the named files back from a copy, or name another step" in told
 
 
+def test_an_export_and_a_merge_miss_a_newest_manifest_that_the_runs_log_tells_of(
+    saved: tuple[Path, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = saved
+    name = "manifests/00000005-s1.json"
+    (folder / "log.jsonl").write_text(
+        json.dumps({"event": "checkpoint", "committed": True, "step": 4, "manifest": name}) + "\n"
+    )
+    assert _export(folder, tmp_path / "whole") == 0
+    (folder / "checkpoints" / name).unlink()
+    before = files_of(folder / "checkpoints")
+    commands = {"export": ("--to", "safetensors", "--out", tmp_path / "out"), "merge": ("--to", "baseline")}
+    for command, more in commands.items():
+        assert run_command("checkpoint", command, folder, *more) == 4
+        said = capsys.readouterr().err
+        assert "is that of step 3, so steps up to 4 would be lost" in said
+        assert f"{name} (step 4): it is missing, and log.jsonl tells that it was committed" in said
+    assert not (tmp_path / "out").exists()
+    assert files_of(folder / "checkpoints") == before
+    assert _export(folder, tmp_path / "out", "--step", 3) == 0
+    assert run_command("checkpoint", "merge", folder, "--to", "baseline", "--step", 3) == 0
+
+
 def test_an_export_that_meets_a_flipped_bit_names_file_step_and_remedy(
     saved: tuple[Path, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

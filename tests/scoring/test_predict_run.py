@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dlrm_scale.data.dataset.dataset import Dataset
-from dlrm_scale.errors import DatasetError, TrainingError
+from dlrm_scale.errors import CheckpointError, DatasetError, TrainingError
 from dlrm_scale.recipes import load_config
 from dlrm_scale.scoring import predict_run
 from dlrm_scale.scoring.predict_input import dataset_sources
@@ -98,6 +98,21 @@ def test_a_split_of_several_ranges_keeps_the_rows_numbers(folder: Path, tmp_path
 def test_a_signal_to_one_rank_ends_the_scoring_on_all(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="stopped by"):
         run_ranks(2, _predict, str(folder), str(tmp_path / "scores"), "all", 30, told=1)
+
+
+def test_scores_of_an_older_checkpoint_than_the_log_tells_of_say_so_and_of_none_are_refused(
+    folder: Path, tmp_path: Path
+) -> None:
+    run_training(1, tmp_path / "run", folder / "dataset", ["train.max_steps=2", "checkpoint.every_steps=1"])
+    (tmp_path / "dataset").symlink_to(folder / "dataset")
+    older, newest = sorted((tmp_path / "run/checkpoints/manifests").iterdir())
+    newest.unlink()
+    (result,) = run_ranks(1, _predict, str(tmp_path), str(tmp_path / "scores"), "all", 30)
+    assert result.step == 1
+    assert any(f"{newest.name} (step 2): it is missing, and log.jsonl tells" in note for note in result.notes)
+    older.unlink()
+    with pytest.raises(CheckpointError, match=r"log\.jsonl tells of committed checkpoints, and .* has none"):
+        run_ranks(1, _predict, str(tmp_path), str(tmp_path / "again"), "all", 30)
 
 
 def test_a_full_disk_is_told_as_such(folder: Path, tmp_path: Path) -> None:

@@ -188,3 +188,12 @@ def test_the_flags_go_with_a_new_run_from_another_one(first: Path, tmp_path: Pat
             resume=True,
             warm_start=WarmStart(run=str(first), tables_only=True),
         )
+
+
+def test_a_run_without_checkpoints_gives_no_weights(
+    first: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(first, tmp_path / "empty", ignore=shutil.ignore_patterns("checkpoints", "log.jsonl"))
+    arguments = ["sample", "--set", f"run.path={tmp_path / 'run'}", "--set", f"data.path={first.parent / 'dataset'}"]
+    assert run_command("train", *arguments, "--init-from", tmp_path / "empty", "--nproc", 1) == 2
+    assert f"--init-from {tmp_path / 'empty'}: that run has no checkpoint" in capfd.readouterr().err
