@@ -15,7 +15,6 @@ from dlrm_scale.sharding.eval_pipeline import EvalPipeline
 from dlrm_scale.sharding.pipeline import make_eval_pipeline
 from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
 from dlrm_scale.train.chain_choice import agree_on_chain
-from dlrm_scale.train.told_checkpoints import told_on_all_ranks, with_lost_steps
 from dlrm_scale.train.evaluate import evaluate_slices
 from dlrm_scale.train.memory.memory_check import ScoringMemory
 from dlrm_scale.train.memory.memory_use import memory_use
@@ -26,6 +25,7 @@ from dlrm_scale.train.resume import RestoredRun, restore_run
 from dlrm_scale.train.run_folder import RunFolder
 from dlrm_scale.train.setup import build_on_ranks, device_kind, pipeline_kind, set_threads
 from dlrm_scale.train.stop import StopRequest
+from dlrm_scale.train.told_checkpoints import told_on_all_ranks, with_lost_steps
 
 __all__ = ["EvaluationRequest", "EvaluationResult", "evaluate_rank", "interrupted", "restored_pipeline"]
 

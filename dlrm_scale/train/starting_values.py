@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dlrm_scale.checkpoint import Chain
 from dlrm_scale.data.dataset.dataset import Dataset
-from dlrm_scale.errors import CheckpointError, ConfigError, MissingCheckpointError
+from dlrm_scale.errors import CheckpointError, MissingCheckpointError
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.train.chain_choice import agree_on_chain
 from dlrm_scale.train.checkpoint_place import check_place

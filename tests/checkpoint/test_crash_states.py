@@ -24,6 +24,19 @@ def test_no_sampled_crash_state_of_a_whole_life_is_wrong_or_older_than_acknowled
     assert found.resumed > 2
 
 
+@pytest.mark.parametrize(
+    ("operation", "part"), [("create", "FORMAT"), ("sync", "FORMAT"), ("link", "FORMAT"), ("sync_folder", ".")]
+)
+def test_a_start_takes_nothing_for_durable_that_one_before_it_was_killed_at(operation: str, part: str) -> None:
+    life = Life()
+    assert not life.start(kill=Meets(operation, part))
+    assert life.start()
+    life.save()
+    found = examine(life)
+    assert found.problems == []
+    assert life.acknowledged == 1
+
+
 LIVES = {
     "merges": life_with_merges,
     "quantized": quantized_life,

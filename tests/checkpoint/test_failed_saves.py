@@ -303,7 +303,7 @@ class _UnlistedAfterLink(TracedStorage):
 
     def link(self, source: str, target: str) -> None:
         super().link(source, target)
-        self.linked = True
+        self.linked = self.linked or target.startswith("manifests/")
 
     def list_names(self, folder: str) -> list[str]:
         if folder == "starts" and self.linked:

@@ -4,6 +4,8 @@
     data/<seq>-s<start>a<attempt>-dense.safetensors         its dense tensors
     manifests/<seq>-s<start>.json                           its commit
     manifests/.<seq>-s<start>a<attempt>.tmp                 before it
+    starts/<start>.json                                     its claim
+    FORMAT, starts/.FORMAT-<random>.tmp                     the version, and before it
 
 A merge writes under the sequence number and start of the checkpoint that its result is equal to, with its own random
 number in place of the attempt. So it uses up no sequence number, and its names are no trainer's:

@@ -1,6 +1,7 @@
 """Opens a folder of checkpoints for one start of the trainer: format, fence, leftovers, and where the chain goes on."""
 
 import json
+import secrets
 import time
 import warnings
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ from dlrm_scale.errors import CheckpointError, CheckpointWarning, ConfigError, D
 from dlrm_scale.layout import ShardLayout
 
 __all__ = ["Start", "open_start"]
+
+_FORMAT_DRAFT = "starts/.FORMAT-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +112,7 @@ def _claim(
         check_owner(storage, run)  # before the claim: the other run's trainer isn't fenced off
     # also the folders that `gc` needs on a disk that has no room for them any more
     storage.make_folders("data", "manifests", "starts", "leases", "fences")
-    text = json.dumps({"format": FORMAT_NAME, "major": FORMAT_MAJOR, "minor": FORMAT_MINOR})
-    if format_fault(storage) is not None and not list_manifests(storage):
-        storage.remove("FORMAT")  # the crash of a first start has torn it
-    with suppress(FileExistsError):
-        storage.write_durably("FORMAT", text.encode() + b"\n")
-        storage.sync_folder(".")
+    _write_format(storage)
     check_format(storage)
     record = {
         "created_unix_seconds": time.time(),
@@ -149,6 +147,27 @@ def _claim(
         chain = chain.model_copy(update={"needs_baseline": True})
     seqs = [numbers[0] for name in storage.list_names("manifests") if (numbers := parse_manifest_name(name))]
     return Start(number=number, next_seq=max(seqs, default=0) + 1, chain=chain)
+
+
+def _write_format(storage: Storage) -> None:
+    """See that the root has a durable FORMAT file.
+
+    It gets its name when its content is durable. One written in place could be whole for a second start after the kill
+    of a first one, and torn by a crash after that start's commits.
+    """
+    if format_fault(storage) is not None and not list_manifests(storage):
+        storage.remove("FORMAT")  # written in place by an early version, and torn by a crash
+    if not storage.exists("FORMAT"):
+        text = json.dumps({"format": FORMAT_NAME, "major": FORMAT_MAJOR, "minor": FORMAT_MINOR})
+        temporary = f"{_FORMAT_DRAFT}{secrets.token_hex(8)}.tmp"
+        storage.write_durably(temporary, text.encode() + b"\n")
+        # Another start at the same time may have linked its own, and then have swept this one.
+        with suppress(FileExistsError, FileNotFoundError):
+            storage.link(temporary, "FORMAT")
+    storage.sync_folder(".")
+    for name in storage.list_names("starts"):
+        if name.startswith(_FORMAT_DRAFT):
+            storage.remove(name)
 
 
 def _refuse_to_share(storage: Storage, run: RunIdentity, number: int) -> None:
