@@ -1,5 +1,6 @@
 """A calibration on two gloo ranks, and what whole steps do to a cluster's costs."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from dlrm_scale.planning.measuring.calibration import Calibration, CalibrationRe
 from dlrm_scale.planning.measuring.calibration_noise import judge_noise
 from dlrm_scale.planning.measuring.micro_timing import Timing
 from dlrm_scale.planning.measuring.probe_models import ProbeModel, probe_models
-from dlrm_scale.planning.measuring.probe_steps import ProbedStep, apply_probes, type_evidence
+from dlrm_scale.planning.measuring.probe_steps import PARTS, ProbedStep, apply_probes, rated_step, type_evidence
 from dlrm_scale.planning.tables.table_set import TableSet, TableStats
 from dlrm_scale.sharding.shard_shapes import TableShape
 from tests.planning.costs.small_cluster import bent_cluster
@@ -86,16 +87,15 @@ def _rated(cluster: Cluster, probe: ProbeModel) -> Prediction:
 
 def _step(cluster: Cluster, probe: ProbeModel, random: np.random.Generator, noise: float = 0.01) -> ProbedStep:
     """Take a step as a machine would whose parts are `FACTORS` times what `cluster` says, with some noise."""
-    predicted = _rated(cluster, probe)
-    types = frozenset(shape.sharding_type for shape in probe.plan)
-    milliseconds = sum(ms * FACTORS.get(phase, 1.0) for phase, ms in predicted.slowest_ms.items())
-    milliseconds += sum(CONSTANTS[kind] for kind in types)
+    nothing = Timing(milliseconds=0.0, spread=0.0, delay_share=0.0)
+    step = rated_step(probe, probe.tables, cluster, nothing, ranks=2, ranks_per_host=2)
+    milliseconds = sum(ms * FACTORS.get(part, 1.0) for part, ms in zip(PARTS, step.parts_ms, strict=True))
+    milliseconds += sum(CONSTANTS[kind] for kind in step.types)
     milliseconds *= float(np.exp(noise * random.standard_normal()))
-    timing = Timing(milliseconds=milliseconds, spread=0.0, delay_share=0.0)
-    return ProbedStep(timing=timing, predicted=predicted, types=types)
+    return replace(step, timing=replace(nothing, milliseconds=milliseconds))
 
 
-FACTORS = {"dense": 1.3, "output": 0.7, "gradient": 0.7, "input": 1.5}
+FACTORS = {"dense": 1.3, "exchange": 0.7, "sums": 1.6, "input": 1.5}
 CONSTANTS = {
     "table_wise": 1.0, "row_wise": 6.0, "column_wise": 2.0, "table_row_wise": 8.0, "table_column_wise": 3.0,
     "data_parallel": 4.0,
