@@ -20,6 +20,8 @@ __all__ = ["app", "diff", "plan"]
 
 _FIRST, _LAST = 8, 4096
 """Devices of a simulation without --world-size."""
+_LONGEST = 40
+"""Characters of a wrong --world-size that are shown."""
 
 app = typer.Typer(
     name="plan",
@@ -171,12 +173,23 @@ def _sizes(world_size: str | None, simulate: bool) -> tuple[int, int]:
         if not simulate:
             raise ConfigError("--world-size is missing", remedy="say how many ranks there are, as --world-size 64")
         return _FIRST, _LAST
+    shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
     first, dots, last = text.partition("..")
-    if not first.isdecimal() or (dots and not last.isdecimal()) or not int(first) or (dots and int(last) < int(first)):
-        raise ConfigError(f"--world-size {text} is not allowed", remedy="write a number, or FIRST..LAST as in 8..4096")
+    try:
+        sizes = int(first), int(last) if dots else int(first)
+    except ValueError:  # no number, or one of more digits than Python reads
+        sizes = 0, 0
+    written = all(part.isdecimal() for part in (first, *([last] if dots else [])))
+    if not written or not 0 < sizes[0] <= sizes[1]:
+        raise ConfigError(
+            f"--world-size {shown} is not allowed",
+            remedy="write a number, or FIRST..LAST as in 8..4096",
+        )
     if dots and not simulate:
-        raise ConfigError(f"--world-size {text}: several numbers need --simulate", remedy="name one, or add --simulate")
-    return (int(first), int(last)) if dots else (int(first), int(first) if not simulate else _LAST)
+        raise ConfigError(
+            f"--world-size {shown}: several numbers need --simulate", remedy="name one, or add --simulate"
+        )
+    return sizes if dots or not simulate else (sizes[0], _LAST)
 
 
 def _request(

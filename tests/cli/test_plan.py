@@ -121,6 +121,9 @@ def test_forced_plans_and_kinds_and_constraints_are_obeyed(run: Run, asked: list
         (["--memory", "9" * 400], "is too large a size"),
         (["--batch-size-per-rank", "1" + "0" * 300], "allowed are 1 to 2,147,483,647"),
         (["--world-size", "8" + "0" * 30], "at most 1,048,576 are allowed"),
+        (["--world-size", "1000000000039"], "a plan for 1000000000039 ranks: at most 1,048,576 are allowed"),
+        (["--world-size", "9" * 5000], "is not allowed"),
+        (["--world-size", "8..8" + "0" * 30, "--simulate"], "at most 1,048,576 are allowed"),
     ],
 )
 def test_wrong_requests_are_refused_with_2(arguments: list[str], words: str, run: Run, asked: list[str]) -> None:

@@ -12,7 +12,7 @@ from dlrm_scale.planning.tables.table_set import TableSet
 from dlrm_scale.sharding.shard_memory import ID_COPIES
 from dlrm_scale.units import format_bytes, format_count
 
-__all__ = ["COUNTED_MEMORY", "PipelineChoice", "StepSetting", "dense_ms", "step_setting"]
+__all__ = ["COUNTED_MEMORY", "PipelineChoice", "StepSetting", "check_rank_count", "dense_ms", "step_setting"]
 
 COUNTED_MEMORY = (
     "tables, exchange and dense part; a process adds its libraries, the input pipeline and checkpoint buffers, which "
@@ -127,11 +127,7 @@ def step_setting(
             f"{ranks} ranks don't divide into hosts of {ranks_per_host}",
             remedy=f"use a multiple of {ranks_per_host} ranks, or another number a host",
         )
-    if ranks > _MOST_RANKS:
-        raise ConfigError(
-            f"a plan for {shortened(ranks)} ranks: at most {format_count(_MOST_RANKS)} are allowed",
-            remedy="use fewer ranks",
-        )
+    check_rank_count(ranks)
     if not 1 <= batch_size_per_rank <= _MOST_ROWS:
         raise ConfigError(
             f"a batch of {shortened(batch_size_per_rank)} rows a rank: allowed are 1 to {format_count(_MOST_ROWS)}",
@@ -153,6 +149,19 @@ def step_setting(
         dense=dense,
         touched_maps=touched_maps,
     )
+
+
+def check_rank_count(ranks: int) -> None:
+    """Refuse more ranks than plans are made for, before anything is listed or made by rank.
+
+    Raises:
+        ConfigError: there are more.
+    """
+    if ranks > _MOST_RANKS:
+        raise ConfigError(
+            f"a plan for {shortened(ranks)} ranks: at most {format_count(_MOST_RANKS)} are allowed",
+            remedy="use fewer ranks",
+        )
 
 
 def dense_ms(tables: TableSet, cluster: Cluster, setting: StepSetting) -> float:

@@ -9,6 +9,7 @@ from dlrm_scale.config import Config, ShardingType
 from dlrm_scale.errors import ConfigError
 from dlrm_scale.planning.cluster.cluster import Cluster
 from dlrm_scale.planning.costs.dense_work import DenseWork
+from dlrm_scale.planning.costs.step_setting import check_rank_count
 from dlrm_scale.planning.tables.table_set import TableSet
 from dlrm_scale.recipes.validate import nearest
 from dlrm_scale.sharding.rules import check_optimizer
@@ -113,9 +114,10 @@ def plan_request(
         dense: see `PlanRequest`.
 
     Raises:
-        ConfigError: hosts that don't divide the ranks, constraints on tables that aren't there, or no such type.
-        PlanError: an optimizer that the trainer doesn't have on this device.
+        ConfigError: too many ranks, hosts that don't divide them, constraints on tables that aren't there, no such
+            type, or an optimizer that the trainer doesn't have on this device.
     """
+    check_rank_count(ranks)
     check_optimizer(tables.optimizer, cluster.device)
     per_host = ranks_per_host or min(ranks, cluster.ranks_per_host)
     if ranks % per_host:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from dlrm_scale.errors import PlanError
+from dlrm_scale.planning.costs.step_setting import check_rank_count
 from dlrm_scale.planning.plan.cost_models import CostModel
 from dlrm_scale.planning.plan.request import PlanRequest
 from dlrm_scale.planning.plan.shapes import shapes_of
@@ -87,7 +88,12 @@ class Simulation:
 
 
 def sizes_between(first: int, last: int) -> list[int]:
-    """Double from `first` to `last`, which is one of them whatever it is."""
+    """Double from `first` to `last`, which is one of them whatever it is.
+
+    Raises:
+        ConfigError: `last` is more than plans are made for.
+    """
+    check_rank_count(last)
     sizes = [first]
     while sizes[-1] * 2 <= last:
         sizes.append(sizes[-1] * 2)
