@@ -76,8 +76,9 @@ def allowed_types(
         ranks: number of ranks.
 
     Raises:
-        ConfigError: `sharding.tables` names a table that the model doesn't have.
-        PlanError: the optimizer, the precision of exchanges, or a type that was asked for, isn't supported here.
+        ConfigError: `sharding.tables` names a table that the model doesn't have, or the optimizer or the precision of
+            exchanges isn't supported here.
+        PlanError: a type that was asked for isn't allowed for a table.
     """
     sharding = config.sharding
     check_optimizer(config.sparse_optimizer.kind, device_type)
@@ -160,10 +161,10 @@ def check_optimizer(optimizer: str, device_type: str) -> None:
     """Refuse an optimizer that a device has no kernel for.
 
     Raises:
-        PlanError: with what to use instead.
+        ConfigError: with what to use instead.
     """
     if optimizer == "adam" and device_type == "cpu":
-        raise PlanError(
+        raise ConfigError(
             "sparse_optimizer.kind: adam isn't supported for tables on CPU: fbgemm has no such kernel there",
             remedy='set sparse_optimizer.kind to "rowwise_adagrad" or "sgd", or train on a GPU',
         )
@@ -172,13 +173,13 @@ def check_optimizer(optimizer: str, device_type: str) -> None:
 def _check_exchange(sharding: ShardingConfig, device_type: str) -> None:
     precision = sharding.all_to_all_precision
     if precision == "bf16" and device_type == "cpu":
-        raise PlanError(
+        raise ConfigError(
             'sharding.all_to_all_precision = "bf16": not on CPU, where TorchRec 1.8 would send fp16 instead',
             remedy='use "fp16" (finer than bf16, but nothing beyond 65504), or "fp32"',
         )
     types = {sharding.kind, *sharding.tables.values()}
     if precision != "fp32" and types == {"data_parallel"}:
-        raise PlanError(
+        raise ConfigError(
             f'sharding.all_to_all_precision = "{precision}" would do nothing: with data_parallel alone no pooled '
             "vectors travel between ranks, and gradients are averaged in fp32",
             remedy='leave it at "fp32", or choose a type that shards tables',

@@ -15,7 +15,7 @@ import torch
 from dlrm_scale.batch import Batch
 from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.data.loading.loader import TrainLoader
-from dlrm_scale.errors import DlrmScaleError, PlanError
+from dlrm_scale.errors import ConfigError, DlrmScaleError, PlanError
 from dlrm_scale.host_memory import host_memory
 from dlrm_scale.models.tables import table_specs
 from dlrm_scale.planning.cluster.cluster import Cluster
@@ -190,7 +190,7 @@ class _Choosing:
         if named:
             cluster = self._on_rank_0(lambda: load_cluster(named))
             if cluster.device != device_kind(self._config):
-                raise PlanError(
+                raise ConfigError(
                     f"sharding.cluster {named} describes {cluster.device} ranks, and these are on "
                     f"{device_kind(self._config)}",
                     remedy="leave it empty, or name a file that `dlrm-scale calibrate -o FILE` wrote here",

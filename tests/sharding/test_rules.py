@@ -68,7 +68,7 @@ def test_auto_on_one_rank_keeps_tables_whole() -> None:
 
 
 def test_adam_for_tables_is_refused_on_cpu() -> None:
-    with pytest.raises(PlanError, match=r"adam isn't supported for tables on CPU: fbgemm has no such kernel"):
+    with pytest.raises(ConfigError, match=r"adam isn't supported for tables on CPU: fbgemm has no such kernel"):
         _types(_config("adam"))
     assert "data_parallel" not in _types(_config("adam"), device="cuda")["C1"]
     with pytest.raises(PlanError, match="data_parallel with adam is another algorithm"):
@@ -124,7 +124,7 @@ def test_column_width_is_the_smallest_legal_divisor(dim: int, minimum: int, widt
             PlanError,
             "can't cut 16 columns",
         ),
-        ({"sparse_optimizer": {"kind": "adam"}, "train": {"device": "cpu"}}, PlanError, "adam isn't supported"),
+        ({"sparse_optimizer": {"kind": "adam"}, "train": {"device": "cpu"}}, ConfigError, "adam isn't supported"),
     ],
 )
 def test_what_the_config_alone_shows_is_refused_before_there_are_ranks(

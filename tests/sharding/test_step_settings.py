@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dlrm_scale.config import Config
-from dlrm_scale.errors import PlanError
+from dlrm_scale.errors import ConfigError
 from dlrm_scale.sharding.exchange_precision import exchange_codecs
 from dlrm_scale.sharding.pipeline import make_train_pipeline
 from dlrm_scale.sharding.ranks import init_ranks
@@ -149,7 +149,7 @@ def _refused_without_a_log() -> str:
     handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger().addHandler(handler)
     try:
-        with pytest.raises(PlanError) as error:
+        with pytest.raises(ConfigError) as error:
             build(make_config("row_wise", sharding={"all_to_all_precision": "bf16"}), TABLES, ranks)
     finally:
         logging.getLogger().removeHandler(handler)
@@ -163,13 +163,13 @@ def test_bf16_exchanges_on_cpu_are_refused_before_torchrec_logs_that_it_falls_ba
 
 def test_an_exchange_precision_that_would_become_another_or_do_nothing_is_refused() -> None:
     bf16 = make_config("row_wise", sharding={"all_to_all_precision": "bf16"})
-    with pytest.raises(PlanError, match=r"sharding\.all_to_all_precision = \"bf16\": not on CPU.*fp16 instead"):
+    with pytest.raises(ConfigError, match=r"sharding\.all_to_all_precision = \"bf16\": not on CPU.*fp16 instead"):
         allowed_types(TABLES, bf16, "cpu", ranks=2)
-    with pytest.raises(PlanError, match="not on CPU"):
+    with pytest.raises(ConfigError, match="not on CPU"):
         check_sharding(bf16.model_copy(update={"train": bf16.train.model_copy(update={"device": "cpu"})}))
     assert allowed_types(TABLES, bf16, "cuda", ranks=2)["C1"] == ("row_wise",)
     replicated = make_config("data_parallel", sharding={"all_to_all_precision": "fp16"})
-    with pytest.raises(PlanError, match="would do nothing: with data_parallel alone"):
+    with pytest.raises(ConfigError, match="would do nothing: with data_parallel alone"):
         allowed_types(TABLES, replicated, "cpu", ranks=2)
     mixed = make_config("data_parallel", sharding={"all_to_all_precision": "fp16", "tables": {"C1": "row_wise"}})
     assert allowed_types(TABLES, mixed, "cpu", ranks=2)["C1"] == ("row_wise",)

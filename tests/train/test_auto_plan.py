@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_scale.errors import PlanError
+from dlrm_scale.errors import ConfigError, PlanError
 from dlrm_scale.planning.cluster.cluster_file import save_cluster
 from dlrm_scale.planning.measuring import auto_choice, best_predicted
 from dlrm_scale.sharding.plan_file import load_plan
@@ -123,6 +123,13 @@ def test_nothing_that_fits_ends_the_run_with_3(dataset: Path, cluster: Path, tmp
     with pytest.raises(PlanError) as error:
         run_ranks(_RANKS, _choose, _request(tmp_path / "run", dataset, settings))
     assert error.value.exit_code == 3
+
+
+def test_a_cluster_of_another_device_is_a_wrong_setting(dataset: Path, tmp_path: Path) -> None:
+    request = _request(tmp_path / "run", dataset, ["sharding.cluster=h100x8"])
+    with pytest.raises(ConfigError, match="h100x8 describes cuda ranks, and these are on cpu") as error:
+        run_ranks(_RANKS, _choose, request)
+    assert error.value.exit_code == 2
 
 
 def test_a_dry_run_takes_the_best_predicted_plan_and_measures_nothing(
