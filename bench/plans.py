@@ -33,10 +33,8 @@ from dlrm_scale.planning.measuring.ranking import agreement, kendall_tau
 from dlrm_scale.planning.tables.tables_file import save_tables
 
 LAUNCHES = 2
-GOALS = (
-    "goals: tau within 0.1 of the launches', 95 % of pairs, 10 % anchored, auto within 2 %, memory within 5 %"
-)
-AUTO = ("ours", "ours_2", "ours_3", "longest_first")
+GOALS = "goals: tau within 0.1 of the launches', 95 % of pairs, 10 % anchored, auto within 2 %, memory within 5 %"
+AUTO = ("ours", "ours_2", "ours_3", "torchrec", "longest_first")
 
 Found = dict[str, object]
 

@@ -20,7 +20,12 @@ from dlrm_scale.host_memory import host_memory
 from dlrm_scale.models.tables import table_specs
 from dlrm_scale.planning.cluster.cluster import Cluster
 from dlrm_scale.planning.cluster.cluster_file import cluster_names, load_cluster
-from dlrm_scale.planning.measuring.auto_choice import AutoCandidate, auto_candidates, choose_by_measuring
+from dlrm_scale.planning.measuring.auto_choice import (
+    AutoCandidate,
+    auto_candidates,
+    choose_by_measuring,
+    torchrec_candidate,
+)
 from dlrm_scale.planning.measuring.calibration import CalibrationRequest, calibrate
 from dlrm_scale.planning.measuring.plan_steps import plan_file_for
 from dlrm_scale.planning.measuring.plan_workload import PlanWorkload, keep_batches
@@ -127,7 +132,8 @@ class _Choosing:
         tables = self._on_rank_0(self._tables)
         planned = self._planned(tables, cluster)
         self._say("predicting plans")
-        candidates = self._on_rank_0(lambda: self._candidates(planned))
+        candidates, told_of_torchrec = self._on_rank_0(lambda: self._candidates(planned))
+        self._notes += told_of_torchrec
         workload = PlanWorkload(tables=tables, config=self._config, from_config=True)
         choice = choose_by_measuring(
             planned,
@@ -252,8 +258,12 @@ class _Choosing:
             config=config,
         )
 
-    def _candidates(self, planned: PlanRequest) -> list[AutoCandidate]:
-        return auto_candidates(planned, least_columns=self._config.sharding.min_columns_per_shard)
+    def _candidates(self, planned: PlanRequest) -> tuple[list[AutoCandidate], list[str]]:
+        least = self._config.sharding.min_columns_per_shard
+        ours = auto_candidates(planned, least_columns=least)
+        self._say("letting TorchRec's planner plan too")
+        theirs, notes = torchrec_candidate(planned, ours, least_columns=least)
+        return [*ours, *theirs], notes
 
     def _batches(self) -> list[Batch]:
         """The first batches that the run will train on, read by a loader of their own."""

@@ -115,6 +115,7 @@ def test_types_that_a_run_asks_for_are_kept(dataset: Path, cluster: Path, tmp_pa
     plan, kept, times, _ = run_ranks(_RANKS, _choose, request)[0]
     assert {table.name: table.type for table in plan.tables}["C5"] == "row_wise"
     assert auto_choice.BASELINE not in times, "table-wise isn't allowed for C5"
+    assert auto_choice.TORCHREC in times, times
     assert kept
 
 

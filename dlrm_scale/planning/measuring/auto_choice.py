@@ -1,7 +1,8 @@
 """Choosing a plan by measuring the few that are predicted to be best.
 
-Predictions order plans well and can't be trusted to a few percent. Table-wise with the longest first is measured with
-them: what is won over it is what planning was good for.
+Predictions order plans well and can't be trusted to a few percent. The plan of TorchRec's planner is measured with
+them, so that auto ends with nothing slower, and table-wise with the longest first: what is won over it is what planning
+was good for.
 """
 
 import time
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlrm_scale.batch import Batch
+from dlrm_scale.errors import DlrmScaleError
 from dlrm_scale.planning.measuring.best_predicted import best_predicted
 from dlrm_scale.planning.measuring.plan_groups import group_plans
 from dlrm_scale.planning.measuring.plan_matrix import longest_first
@@ -21,15 +23,27 @@ from dlrm_scale.planning.measuring.plan_workload import PlanWorkload
 from dlrm_scale.planning.measuring.ranking import Measured, measured
 from dlrm_scale.planning.plan.cost_models import OurCosts, PlanLoad
 from dlrm_scale.planning.plan.request import PlanRequest
+from dlrm_scale.planning.plan.torchrec_peer import torchrec_plan
 from dlrm_scale.sharding.plan_file import PlanFile
 from dlrm_scale.sharding.ranks import Ranks
 from dlrm_scale.sharding.shard_shapes import TableShape
 from dlrm_scale.units import format_bytes
 
-__all__ = ["BASELINE", "AutoCandidate", "AutoChoice", "auto_candidates", "choose_by_measuring"]
+__all__ = [
+    "BASELINE",
+    "TORCHREC",
+    "AutoCandidate",
+    "AutoChoice",
+    "auto_candidates",
+    "choose_by_measuring",
+    "torchrec_candidate",
+]
 
 BASELINE = "table-wise, longest first"
+TORCHREC = "TorchRec's plan"
 
+_TORCHREC_SECONDS = 3
+"""For TorchRec's planner to try proposals: 26 tables take it 0.1 s on 2 ranks, 2 s on 64, 10 s on 256."""
 _PREDICTED = ("predicted best", "predicted second", "predicted third")
 _MOST_ROUNDS = 30
 _SECONDS = 10.0
@@ -82,14 +96,9 @@ def auto_candidates(request: PlanRequest, *, least_columns: int = 4) -> list[Aut
         ConfigError: the cluster has no costs for so many ranks.
     """
     model = OurCosts(request)
-    dims = {table.name: table.dim for table in request.tables.tables}
     found: list[AutoCandidate] = []
     for shapes in best_predicted(request, 2 * len(_PREDICTED)):
-        narrow = any(
-            shape.columns < min(least_columns, dims[table.name])
-            for table, shape in zip(request.tables.tables, shapes, strict=True)
-        )
-        if not narrow and len(found) < len(_PREDICTED):
+        if not _narrow(request, shapes, least_columns) and len(found) < len(_PREDICTED):
             found.append(AutoCandidate(name=_PREDICTED[len(found)], shapes=shapes, load=model.load(shapes)))
     baseline = longest_first(request)
     allowed = all("table_wise" in kinds for kinds in request.types.values())
@@ -97,6 +106,57 @@ def auto_candidates(request: PlanRequest, *, least_columns: int = 4) -> list[Aut
     if allowed and load.fits and baseline not in [candidate.shapes for candidate in found]:
         found.append(AutoCandidate(name=BASELINE, shapes=baseline, load=load))
     return found
+
+
+def torchrec_candidate(
+    request: PlanRequest,
+    others: Sequence[AutoCandidate],
+    *,
+    least_columns: int = 4,
+    limit_seconds: int = _TORCHREC_SECONDS,
+) -> tuple[list[AutoCandidate], list[str]]:
+    """Let TorchRec's planner plan too.
+
+    Args:
+        request: what is planned.
+        others: a plan that is one of these isn't measured again.
+        least_columns: column shards may be no narrower.
+        limit_seconds: for trying proposals; after that its best plan so far counts.
+
+    Returns:
+        Its plan or none, and a line for the user wherever it isn't one plan more, made to the end.
+    """
+    try:
+        made = torchrec_plan(request, limit_seconds=limit_seconds)
+    except DlrmScaleError as error:
+        return [], [f"{TORCHREC}: there is none: {error.message}"]
+    except Exception as error:  # a fault of TorchRec's planner ends no run that has plans without it
+        return [], [f"{TORCHREC}: there is none: its planner failed with {error!r}"]
+    shapes = made.shapes
+    cut_off = [f"{TORCHREC} is the best that its planner had after {made.seconds:.0f} s"] if made.cut_off else []
+    load = OurCosts(request).load(shapes)
+    same = next((other.name for other in others if other.shapes == shapes), None)
+    if same is not None:
+        return [], [*cut_off, f"{TORCHREC} is the same as {same}"]
+    refusal = ""
+    for table, shape in zip(request.tables.tables, shapes, strict=True):
+        if shape.sharding_type not in request.types.get(table.name, (shape.sharding_type,)):
+            refusal = f"table {table.name} is {shape.sharding_type} there, which wasn't asked for"
+    if _narrow(request, shapes, least_columns):
+        refusal = f"it has column shards narrower than {least_columns}"
+    if not load.fits:
+        needed, limit = format_bytes(max(load.memory_by_rank)), format_bytes(load.memory_limit_bytes)
+        refusal = f"its fullest rank needs {needed} of {limit}"
+    if refusal:
+        return [], [*cut_off, f"{TORCHREC}: not measured, {refusal}"]
+    return [AutoCandidate(name=TORCHREC, shapes=shapes, load=load)], cut_off
+
+
+def _narrow(request: PlanRequest, shapes: Sequence[TableShape], least_columns: int) -> bool:
+    return any(
+        shape.columns < min(least_columns, table.dim)
+        for table, shape in zip(request.tables.tables, shapes, strict=True)
+    )
 
 
 def choose_by_measuring(

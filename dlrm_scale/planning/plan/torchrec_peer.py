@@ -9,28 +9,42 @@ from dlrm_scale.sharding.shard_shapes import TableShape
 
 if TYPE_CHECKING:
     from dlrm_scale.sharding.torchrec_costs import TorchRecSetup
+    from dlrm_scale.sharding.torchrec_planner import TorchRecPlan
 
-__all__ = ["plan_with_torchrec", "torchrec_setup"]
+__all__ = ["plan_with_torchrec", "torchrec_plan", "torchrec_setup"]
 
 
 def plan_with_torchrec(request: PlanRequest) -> tuple[TableShape, ...]:
+    """Let TorchRec's planner plan within the types that the trainer may run, for as long as it takes.
+
+    Raises:
+        PlanError: it finds nothing that fits.
+    """
+    return torchrec_plan(request).shapes
+
+
+def torchrec_plan(request: PlanRequest, *, limit_seconds: int | None = None) -> "TorchRecPlan":
     """Let TorchRec's planner plan within the types that the trainer may run.
 
     In the wide space that is what TorchRec offers by itself: grids only where a constraint names them, and column
     shards of its own widths.
 
+    Args:
+        request: what is planned.
+        limit_seconds: see `torchrec_planner.plan_with_torchrec`.
+
     Raises:
-        PlanError: it finds nothing that fits.
+        PlanError: it finds nothing that fits, or not in time.
     """
     from dlrm_scale.sharding.torchrec_planner import plan_with_torchrec as plan
 
-    found = plan(
+    return plan(
         [table.spec for table in request.tables.tables],
         [table.lookups_per_sample for table in request.tables.tables],
         torchrec_setup(request),
         types=_types(request),
+        limit_seconds=limit_seconds,
     )
-    return found.shapes
 
 
 def torchrec_setup(request: PlanRequest) -> "TorchRecSetup":
