@@ -217,6 +217,8 @@ class _Choosing:
                 f"costs of these ranks, measured in {found.seconds:.0f} s; sharding.cluster = FILE of `dlrm-scale "
                 "calibrate` saves this and is more exact"
             )
+        if cluster.noise:
+            self._notes.append(f"these costs come from a busy or noisy machine: {cluster.noise}")
         memory = device_memory_bytes(sharding)
         if memory is not None:
             cluster = cluster.model_copy(update={"memory_bytes": memory, "memory_source": "sharding.device_memory"})

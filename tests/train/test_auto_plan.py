@@ -52,6 +52,7 @@ def test_the_log_says_what_was_tried_and_the_run_keeps_the_fastest(
     assert len(times) >= 2
     assert times[kept] == min(times.values())
     text = "\n".join(notes)
+    assert "noisy" not in text
     assert "costs of cluster small" in text
     assert "side by side" in text
     assert f"kept: {kept}, " in text
@@ -133,14 +134,16 @@ def test_a_cluster_of_another_device_is_a_wrong_setting(dataset: Path, tmp_path:
     assert error.value.exit_code == 2
 
 
-def test_a_dry_run_takes_the_best_predicted_plan_and_measures_nothing(
-    dataset: Path, cluster: Path, tmp_path: Path
-) -> None:
-    request = _request(tmp_path / "run", dataset, [f"sharding.cluster={cluster}"])
+def test_a_dry_run_takes_the_best_predicted_plan_and_measures_nothing(dataset: Path, tmp_path: Path) -> None:
+    noise = "other programs took 24 % of the time"
+    save_cluster(small_cluster().model_copy(update={"noise": noise}), tmp_path / "noisy.toml")
+    request = _request(tmp_path / "run", dataset, [f"sharding.cluster={tmp_path / 'noisy.toml'}"])
     found = run_ranks(_RANKS, _dry_run, request)[0]
     assert len(found.plan) == 26
     assert any("nothing was measured" in note for note in found.notes)
     assert any("kept: predicted best" in note for note in found.notes)
+    told = f"sharding.plan = auto: these costs come from a busy or noisy machine: {noise}"
+    assert found.notes.count(told) == 1
 
 
 def test_one_rank_holds_every_table(dataset: Path, tmp_path: Path) -> None:
