@@ -14,6 +14,8 @@ from dlrm_scale.data.loading.loader import TrainLoader
 from dlrm_scale.errors import ConfigError, PlanError
 from dlrm_scale.install import check_install
 from dlrm_scale.layout import ShardLayout
+from dlrm_scale.sharding.given_plan import plan_path
+from dlrm_scale.sharding.plan_file import load_plan
 from dlrm_scale.sharding.plan_rows import plan_rows
 from dlrm_scale.sharding.ranks import Ranks, close_ranks, init_ranks
 from dlrm_scale.train.auto_plan import choose_auto_plan
@@ -24,7 +26,14 @@ from dlrm_scale.train.micro_batch_rows import check_micro_batches
 from dlrm_scale.train.plan_table import describe_plan
 from dlrm_scale.train.restore_notes import chain_notes, change_notes, lossy_notes, trained_precision_notes
 from dlrm_scale.train.run_folder import RunRequest
-from dlrm_scale.train.setup import build_on_ranks, device_kind, precision_notes, retention_notes, set_threads
+from dlrm_scale.train.setup import (
+    build_on_ranks,
+    device_kind,
+    plan_notes,
+    precision_notes,
+    retention_notes,
+    set_threads,
+)
 from dlrm_scale.train.starting_values import NO_CHECKPOINT_YET, choose_start
 from dlrm_scale.train.stop import StopRequest
 from dlrm_scale.train.summary import text_table
@@ -143,6 +152,9 @@ def _rehearse(request: RunRequest, ranks: Ranks, stop: StopRequest) -> DryRun:
 
     with suppress(_Planned):
         build_on_ranks(config, dataset, ranks, end_here, auto.plan)
+    named = plan_path(config.sharding)
+    if named is not None and ranks.rank == 0:
+        notes += plan_notes(config, load_plan(named), ranks)
     notes += [f"warning: {warning}" for warning in memory.warnings]
     return DryRun(
         ranks=ranks.ranks,

@@ -148,15 +148,16 @@ def exchange_notes(config: Config, layout: ShardLayout) -> list[str]:
 
 
 def plan_notes(config: Config, plan: PlanFile, ranks: Ranks) -> list[str]:
-    """Say where a plan came from that TorchRec didn't make now, and what its prediction doesn't hold for."""
+    """Say where a plan came from that TorchRec didn't make now, and that it was made for another batch size."""
     if plan_path(config.sharding) is None:
         return []
     notes = [f"sharding plan from {config.sharding.plan}, made by {plan.planner}"]
     rows = max(1, config.data.batch_size // ranks.ranks)
-    if plan.prediction is not None and plan.batch_size_per_rank != rows:
+    if plan.batch_size_per_rank != rows:
         notes.append(
-            f"the plan was made for {format_count(plan.batch_size_per_rank)} rows a rank, and a batch has "
-            f"{format_count(rows)}: another plan may be faster"
+            f"the plan was made for {format_count(plan.batch_size_per_rank)} rows of a batch a rank, and here a rank "
+            f"has {format_count(rows)}: memory and time aren't those that were predicted, and another plan may be "
+            "faster"
         )
     return notes
 

@@ -1,6 +1,8 @@
 """A run with a plan from a file: trained, resumed, evaluated and predicted with it (B25)."""
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from dlrm_scale.train.run_folder import resolve_run
 from dlrm_scale.train.stop import StopRequest
 from tests.support.datasets import make_dataset
 from tests.support.rank_runner import run_ranks
-from tests.support.training import log_records, losses, read_tables, run_training, same_tables
+from tests.support.training import SMALL_MODEL, log_records, losses, read_tables, run_training, same_tables
 
 _RANKS = 2
 
@@ -124,3 +126,24 @@ def test_a_new_run_is_refused_a_plan_for_another_dataset_and_leaves_no_folder(da
     with pytest.raises(PlanError, match="table C1: rows in the plan 99, here 3"):
         run_training(_RANKS, tmp_path / "run", dataset, [f"sharding.plan={tmp_path / 'plan.json'}"])
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("dry", "rows"), [(False, 9), (True, 9), (True, 16)])
+def test_a_plan_for_another_batch_size_is_taken_with_a_note(
+    dry: bool, rows: int, dataset: Path, tmp_path: Path
+) -> None:
+    whole = [
+        planned_table(t, TableShape(sharding_type="table_wise", columns=16, places=(0,))) for t in _tables(dataset)
+    ]
+    plan = _mixed(_tables(dataset)).model_copy(update={"ranks": 1, "ranks_per_host": 1, "tables": tuple(whole)})
+    save_plan(tmp_path / "plan.json", plan)
+    settings = [f"run.path={tmp_path / 'run'}", f"data.path={dataset}", *SMALL_MODEL, f"data.batch_size={rows}"]
+    settings += [f"sharding.plan={tmp_path / 'plan.json'}", "train.max_steps=1"]
+    words = ["train", "sample", "--nproc", "1", *(word for value in settings for word in ("--set", value))]
+    command = [sys.executable, "-m", "dlrm_scale", *words, *(["--dry-run"] if dry else [])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    told = done.stdout + done.stderr
+    assert done.returncode == 0, told
+    assert f"sharding plan from {tmp_path / 'plan.json'}, made by forced" in told
+    note = "the plan was made for 16 rows of a batch a rank, and here a rank has 9"
+    assert (note in told) is (rows != 16)
