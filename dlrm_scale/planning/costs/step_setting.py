@@ -18,7 +18,7 @@ COUNTED_MEMORY = (
     "tables, exchange and dense part; a process adds its libraries, the input pipeline and checkpoint buffers, which "
     "`dlrm-scale train --dry-run` counts"
 )
-"""What the predicted memory of a rank is of, for whoever shows it."""
+"""What our predicted memory of a rank is of, for whoever shows it."""
 
 OWN_VECTOR_COPIES = 4
 """Of the pooled vectors of a rank's own samples: as they come, in the model's order, and gradients of both (measured:

@@ -8,6 +8,7 @@ from dlrm_scale.planning.report.cluster_source import describe_source
 from dlrm_scale.planning.report.figures import gap_figure, memory_figure, phases_figure, scaling_figure
 from dlrm_scale.planning.report.page import Section, render_page
 from dlrm_scale.planning.report.plan_text import (
+    MEMORY_NOTE,
     describe_knee,
     describe_request,
     describe_wide,
@@ -71,6 +72,7 @@ def plan_sections(analysis: Analysis) -> list[Section]:
         sections.append(
             Section(
                 title=f"Memory by rank: {proposal.planner}",
+                texts=[MEMORY_NOTE],
                 figure=memory_figure(f"memory{index}", load.memory_bytes, load.memory_limit_bytes),
             )
         )
@@ -83,5 +85,5 @@ def simulation_sections(simulation: Simulation) -> list[Section]:
     """Speed and efficiency by number of devices, and the knee."""
     header, rows = scale_rows(simulation)
     figure = scaling_figure("scaling", simulation.scales, simulation.knee)
-    texts = describe_knee(simulation)
+    texts = [*describe_knee(simulation), MEMORY_NOTE]
     return [Section(title="By number of devices", texts=texts, figure=figure, header=header, rows=rows, words=(6, 7))]

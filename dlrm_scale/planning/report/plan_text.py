@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from dlrm_scale.planning.costs.step_setting import COUNTED_MEMORY
 from dlrm_scale.planning.plan.analysis import Analysis
 from dlrm_scale.planning.plan.compare import PlanDifference
 from dlrm_scale.planning.plan.explain import describe_bottleneck
@@ -16,6 +17,7 @@ from dlrm_scale.sharding.shard_shapes import HOST_TYPES, TableShape, table_layou
 from dlrm_scale.units import format_bytes, format_count, format_seconds
 
 __all__ = [
+    "MEMORY_NOTE",
     "describe_analysis",
     "describe_difference",
     "describe_knee",
@@ -29,6 +31,7 @@ __all__ = [
 ]
 
 _TABLES_SHOWN = 40
+MEMORY_NOTE = f"memory of a rank in our costs: {COUNTED_MEMORY}"
 
 
 def describe_analysis(analysis: Analysis) -> str:
@@ -38,7 +41,7 @@ def describe_analysis(analysis: Analysis) -> str:
     header, rows = rating_rows(analysis)
     parts = [
         f"{describe_request(request)}\n{describe_source(request.cluster)}",
-        lay_out(header, rows, left=(0, 1, header.index("fullest rank"))),
+        f"{lay_out(header, rows, left=(0, 1, header.index('fullest rank')))}\n{MEMORY_NOTE}",
     ]
     parts += [f"{name}: {reason}" for name, reason in comparison.failures.items()]
     for proposal in comparison.proposals:
@@ -60,7 +63,8 @@ def describe_simulation(simulation: Simulation) -> str:
         f"{request.tables.name} on {request.cluster.name}, {format_count(request.batch_size_per_rank)} rows a rank, "
         f"{request.space} space\n{describe_source(request.cluster)}"
     )
-    return "\n\n".join([about, lay_out(*scale_rows(simulation), left=(6, 7)), *describe_knee(simulation)])
+    rows = f"{lay_out(*scale_rows(simulation), left=(6, 7))}\n{MEMORY_NOTE}"
+    return "\n\n".join([about, rows, *describe_knee(simulation)])
 
 
 def describe_knee(simulation: Simulation) -> list[str]:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from dlrm_scale.planning.costs.step_setting import COUNTED_MEMORY
 from dlrm_scale.planning.plan.analysis import Analysis
 from dlrm_scale.planning.plan.memory_caps import MemoryCaps
 from dlrm_scale.planning.plan.proposal import Proposal, Rating
@@ -43,6 +44,7 @@ def request_values(request: PlanRequest) -> dict[str, object]:
         "ranks_per_host": request.ranks_per_host,
         "batch_size_per_rank": request.batch_size_per_rank,
         "space": request.space,
+        "counted_memory": COUNTED_MEMORY,
         "constraints": {name: list(kinds) for name, kinds in request.types.items()},
     }
 

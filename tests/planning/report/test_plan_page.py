@@ -11,6 +11,7 @@ from dlrm_scale.planning.plan.simulate import Simulation, simulate
 from dlrm_scale.planning.report.page import Section, render_page
 from dlrm_scale.planning.report.plan_page import plan_page, simulation_page
 from dlrm_scale.planning.report.plan_text import describe_analysis, describe_simulation, lay_out
+from dlrm_scale.planning.report.plan_values import analysis_values, simulation_values
 from dlrm_scale.units import GIB
 from tests.planning.plan.small_requests import small_request
 
@@ -76,6 +77,18 @@ def test_the_text_of_a_plan_has_each_table_where_it_lies_and_what_memory_forces(
     assert "tables may take" in text
     assert "types that cut columns" in text
     assert "takes longest" in text
+
+
+def test_what_a_ranks_memory_counts_and_what_it_does_not_stands_beside_it(
+    analysis: Analysis, simulation: Simulation
+) -> None:
+    note = "memory of a rank in our costs: tables, exchange and dense part; a process adds its libraries"
+    for text in (describe_analysis(analysis), describe_simulation(simulation), simulation_page(simulation)):
+        assert text.count(note) == 1
+    assert re.search(rf"fullest rank(?:.*\n)+{re.escape(note)}", describe_analysis(analysis))
+    assert plan_page(analysis).count(note) == len(analysis.comparison.proposals)
+    for values in (analysis_values(analysis), simulation_values(simulation)):
+        assert str(values["counted_memory"]).startswith("tables, exchange and dense part; a process adds")
 
 
 def test_text_in_a_page_is_escaped() -> None:
