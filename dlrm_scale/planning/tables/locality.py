@@ -5,15 +5,9 @@ dlrm_datasets): over all tables together, the distinct rows of one batch by how 
 how often their row is. Nothing is published there of single tables but their number.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
-from dlrm_scale.planning.tables.popularity import Popularity
-
-__all__ = ["TRACES", "USE_EDGES", "Trace", "total_variation", "uses_of_all"]
+__all__ = ["TRACES", "USE_EDGES", "Trace"]
 
 USE_EDGES = (0, *(2**k for k in range(16)))
 """Bins of uses: (0, 1], (1, 2], (2, 4], ... (16384, 32768], and more."""
@@ -83,28 +77,3 @@ TRACES = {
         ),
     ),
 }
-
-
-def uses_of_all(
-    laws: Iterable[tuple[Popularity, float]],
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Add up tables.
-
-    Args:
-        laws: each table's popularity and its lookups in one batch.
-
-    Returns:
-        `[17]` distinct rows and `[17]` lookups by the row's uses, by `USE_EDGES`.
-    """
-    rows, lookups = np.zeros(len(USE_EDGES)), np.zeros(len(USE_EDGES))
-    for law, count in laws:
-        of_rows, of_lookups = law.uses(count, USE_EDGES)
-        rows += of_rows
-        lookups += of_lookups
-    return rows, lookups
-
-
-def total_variation(a: npt.ArrayLike, b: npt.ArrayLike) -> float:
-    """Distance of two histograms, each taken as shares of its sum: 0 equal, 1 disjoint."""
-    x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    return float(np.abs(x / x.sum() - y / y.sum()).sum() / 2)

@@ -12,7 +12,6 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
-from scipy.special import pdtr
 
 from dlrm_scale.planning.tables.table_set import TableStats
 
@@ -55,23 +54,6 @@ class Popularity:
         sums: Float64s = np.concatenate([[0.0], np.cumsum(self.rows * self.share)])
         sums /= sums[-1]
         return sums
-
-    def uses(self, lookups: float, edges: Sequence[int]) -> tuple[Float64s, Float64s]:
-        """Count rows and lookups by how often a row is looked up, in the mean.
-
-        Args:
-            lookups: of the batch.
-            edges: 0 and rising.
-
-        Returns:
-            `[len(edges)]` distinct rows with uses in `(edges[i], edges[i + 1]]`, the last without end; the lookups of
-            these rows.
-        """
-        mean = lookups * self.share
-        at_most = np.stack([*(pdtr(edge, mean) for edge in edges), np.ones_like(mean)])
-        # n Poisson(n; m) = m Poisson(n - 1; m)
-        before = [np.zeros_like(mean) if edge == 0 else pdtr(edge - 1, mean) for edge in edges]
-        return np.diff(at_most, axis=0) @ self.rows, np.diff([*before, np.ones_like(mean)], axis=0) @ (self.rows * mean)
 
 
 def fit_popularity(table: TableStats) -> Popularity:

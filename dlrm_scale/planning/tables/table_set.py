@@ -132,10 +132,6 @@ class TableStats(_Record):
             value = math.exp(curve.between(at))
         return float(min(value, lookups, self.rows))
 
-    def share_of_rows(self, start: int, end: int) -> float:
-        """Share of the lookups that hit rows `[start, end)`; what a row-wise shard gets."""
-        return self._share(self.lookups_before_row, end) - self._share(self.lookups_before_row, start)
-
     def share_of_hottest(self, rows: int) -> float:
         """Share of the lookups that hit the `rows` hottest rows, wherever they lie; what a cache of them serves."""
         return self._share(self.hot_rows, rows)

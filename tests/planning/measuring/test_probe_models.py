@@ -5,6 +5,7 @@ import torch
 
 from dlrm_scale.planning.measuring.probe_models import probe_batches, probe_models
 from dlrm_scale.sharding.shard_shapes import table_layout
+from tests.planning.tables.uses_of_rows import share_of_rows
 
 
 def test_eight_models_have_every_type_that_two_ranks_of_a_host_can_have() -> None:
@@ -36,6 +37,6 @@ def test_batches_of_two_ranks_are_what_the_tables_say_of_them() -> None:
         assert dict(table.unique_rows)[2 * rows] == len(np.unique(both))
         assert dict(table.unique_rows)[rows] == len(np.unique(ids[0].numpy()))
         cut = -(-table.rows // 2)
-        assert table.share_of_rows(0, cut) == np.mean(both < cut)
+        assert share_of_rows(table, 0, cut) == np.mean(both < cut)
     again, _ = probe_batches(probe, 0, 2)
     assert torch.equal(again[1].sparse_features.values(), drawn[0][0][1].sparse_features.values())

@@ -7,9 +7,10 @@ import pytest
 
 from dlrm_scale.planning.tables.built_in import BUILT_IN, built_in_tables
 from dlrm_scale.planning.tables.generate import generate_tables, synthetic_tables
-from dlrm_scale.planning.tables.locality import TRACES, USE_EDGES, total_variation, uses_of_all
+from dlrm_scale.planning.tables.locality import TRACES, USE_EDGES
 from dlrm_scale.planning.tables.popularity import fit_popularity
 from dlrm_scale.planning.tables.tables_file import format_tables
+from tests.planning.tables.uses_of_rows import total_variation, uses_of_all
 
 
 def test_the_synthetic_set_is_the_one_that_the_goals_are_stated_for() -> None:
@@ -32,14 +33,16 @@ def test_a_production_set_uses_its_rows_as_often_as_the_trace_does(
 ) -> None:
     trace, made = TRACES[kind], generate_tables(kind, tables=count)
     lookups = [t.lookups_per_sample * trace.batch_size for t in made.tables]
-    rows, of_rows = uses_of_all((fit_popularity(t), n) for t, n in zip(made.tables, lookups, strict=True))
+    rows, of_rows = uses_of_all(((fit_popularity(t), n) for t, n in zip(made.tables, lookups, strict=True)), USE_EDGES)
     assert sum(lookups) / (count * trace.batch_size) == pytest.approx(trace.lookups_per_bag, rel=1e-4)
     assert of_rows.sum() / rows.sum() == pytest.approx(trace.lookups / trace.unique_rows, rel=0.01)
     # Measured, by trace: rows 0.008, 0.003, lookups 0.029, 0.029 with 800 tables; 0.011, 0.004, 0.039, 0.034 with 200.
     assert total_variation(rows, trace.row_shares) < most_rows
     assert total_variation(of_rows, trace.lookup_shares) < most_lookups
     even = generate_tables("synthetic", tables=count)
-    even_rows, _ = uses_of_all((fit_popularity(t), t.lookups_per_sample * trace.batch_size) for t in even.tables)
+    even_rows, _ = uses_of_all(
+        ((fit_popularity(t), t.lookups_per_sample * trace.batch_size) for t in even.tables), USE_EDGES
+    )
     assert total_variation(even_rows, trace.row_shares) > 0.2
 
 

@@ -11,6 +11,7 @@ from dlrm_scale.errors import ConfigError, DatasetError
 from dlrm_scale.planning.tables.load import load_tables
 from dlrm_scale.planning.tables.measure import Sampling, measure_tables
 from dlrm_scale.planning.tables.tables_file import format_tables, save_tables
+from tests.planning.tables.uses_of_rows import share_of_rows
 from tests.support.command_line import run_command
 from tests.support.datasets import make_dataset
 from tests.support.raw_rows import make_rows, write_rows
@@ -57,7 +58,7 @@ def test_bags_distinct_rows_and_hot_rows_are_those_of_all_rows(multi_hot: Datase
             assert share == pytest.approx(before[row - 1], abs=0.004)
         for start in range(0, table.rows, 10):
             expected = counts[start : start + 10].sum() / len(ids)
-            assert table.share_of_rows(start, start + 10) == pytest.approx(expected, abs=0.03)
+            assert share_of_rows(table, start, start + 10) == pytest.approx(expected, abs=0.03)
 
 
 def test_small_batches_are_like_random_rows(multi_hot: Dataset) -> None:
@@ -103,10 +104,10 @@ def test_vocabularies_tell_where_hot_rows_lie(tmp_path: Path, capsys: pytest.Cap
         counts = np.bincount(column, minlength=table.rows)
         vocabulary = pq.read_table(tmp_path / "a" / f"vocabulary-{table.name}.parquet")
         assert counts[2:].tolist() == vocabulary["count"].to_pylist()
-        assert table.share_of_rows(0, 1) == pytest.approx(counts[0] / 3000, abs=0.001)
-        assert table.share_of_rows(1, 2) == pytest.approx(counts[1] / 3000, abs=0.001)
+        assert share_of_rows(table, 0, 1) == pytest.approx(counts[0] / 3000, abs=0.001)
+        assert share_of_rows(table, 1, 2) == pytest.approx(counts[1] / 3000, abs=0.001)
         hottest = int(counts.argmax())
-        assert table.share_of_rows(hottest, hottest + 1) == pytest.approx(counts.max() / 3000, abs=0.001)
+        assert share_of_rows(table, hottest, hottest + 1) == pytest.approx(counts.max() / 3000, abs=0.001)
         assert table.share_of_hottest(8) == pytest.approx(np.sort(counts)[-8:].sum() / 3000, abs=0.001)
 
 

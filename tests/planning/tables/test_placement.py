@@ -8,6 +8,7 @@ import pytest
 from dlrm_scale.planning.tables.placement import place_rows
 from dlrm_scale.planning.tables.popularity import Popularity
 from dlrm_scale.planning.tables.table_set import TableStats
+from tests.planning.tables.uses_of_rows import share_of_rows
 
 _ZIPF = 1 / np.arange(1, 30_001)
 _LAW = Popularity(rows=np.ones(30_000), share=_ZIPF / _ZIPF.sum())
@@ -36,6 +37,6 @@ def test_every_row_has_a_place_and_every_part_its_lookups(places: tuple[tuple[in
         assert placed.rows[mine].sum() == end - start
         # one block after the other, without gaps
         np.testing.assert_array_equal(placed.first_rank[mine], np.cumsum(placed.rows[mine]) - placed.rows[mine])
-        assert shares[mine].sum() == pytest.approx(table.share_of_rows(start, end), abs=0.01)
+        assert shares[mine].sum() == pytest.approx(share_of_rows(table, start, end), abs=0.01)
     a_row = np.sort(np.repeat(shares / placed.rows, placed.rows))[::-1]
     np.testing.assert_allclose(np.cumsum(a_row)[[0, 9, 99, 9999]], np.cumsum(_LAW.share)[[0, 9, 99, 9999]], rtol=0.01)

@@ -5,6 +5,7 @@ import pytest
 
 from dlrm_scale.planning.tables.popularity import Popularity, concave, fit_popularity
 from dlrm_scale.planning.tables.table_set import TableStats
+from tests.planning.tables.uses_of_rows import uses
 
 _ZIPF = 1 / np.arange(1, 20_001) ** 1.1
 _ZIPF /= _ZIPF.sum()
@@ -38,7 +39,7 @@ def test_uses_are_those_of_a_draw() -> None:
     counts = np.bincount(np.random.default_rng(0).choice(20_000, 200_000, p=_ZIPF))
     counts = counts[counts > 0]
     edges = (0, 1, 2, 4, 16, 256)
-    rows, lookups = law.uses(200_000, edges)
+    rows, lookups = uses(law, 200_000, edges)
     bins = np.searchsorted(edges, counts, side="left") - 1
     np.testing.assert_allclose(rows, np.bincount(bins, minlength=6), rtol=0.1)
     np.testing.assert_allclose(lookups, np.bincount(bins, weights=counts, minlength=6), rtol=0.1)

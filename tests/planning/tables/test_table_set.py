@@ -50,7 +50,6 @@ def test_lookups_without_a_curve_count_as_even() -> None:
     rows = np.random.default_rng(0).integers(0, 1000, (200, 1500))
     drawn = np.mean([len(np.unique(batch)) for batch in rows])
     assert table.unique_rows_of(500) == pytest.approx(drawn, rel=0.005)
-    assert table.share_of_rows(250, 500) == pytest.approx(0.25)
     assert table.share_of_hottest(10) == pytest.approx(0.01)
     assert _table(rows=1).unique_rows_of(64) == 1
 
@@ -62,9 +61,6 @@ def test_unique_rows_follow_the_points_and_stay_below_lookups_and_rows() -> None
     assert table.unique_rows_of(0.5) == pytest.approx(0.4)
 
 
-def test_where_rows_lie_and_how_hot_they_are_are_two_curves() -> None:
-    table = _table(hot_rows=((1, 0.4),), lookups_before_row=((500, 0.3), (501, 0.7)))
+def test_how_hot_rows_are_is_told_by_a_curve_of_its_own() -> None:
+    table = _table(hot_rows=((1, 0.4),), lookups_before_row=((500, 0.3), (501, 0.6)))
     assert table.share_of_hottest(1) == pytest.approx(0.4)
-    assert table.share_of_rows(500, 501) == pytest.approx(0.4)
-    assert table.share_of_rows(0, 250) == pytest.approx(0.15)
-    assert sum(table.share_of_rows(start, start + 125) for start in range(0, 1000, 125)) == pytest.approx(1)
