@@ -225,7 +225,7 @@ def _open(location: Location) -> Storage:
     storage = open_storage(location)
     if not storage.exists("manifests"):
         raise no_checkpoint(storage)
-    check_format(storage, unreadable=True)
+    check_format(storage)
     return storage
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlrm_scale.cli.checkpoint_words import AsJson, Run, counted, find_step, print_json
+from dlrm_scale.cli.checkpoint_words import AsJson, Run, counted, find_step, newest_told_of, print_json
 
 if TYPE_CHECKING:
     from dlrm_scale.checkpoint.chain.chain import Chain
@@ -51,7 +51,6 @@ def export(
     from dlrm_scale.checkpoint import export as formats
     from dlrm_scale.checkpoint.storage.storage import open_storage
     from dlrm_scale.recipes import find_checkpoints
-    from dlrm_scale.train.told_checkpoints import newest_told
     from dlrm_scale.units import format_bytes, format_count, format_seconds
 
     write = {
@@ -61,7 +60,7 @@ def export(
     }[to]
     began = time.perf_counter()
     which = find_step(run, step) if step is not None else None
-    told = newest_told(Path(run) / "log.jsonl", Path(run) / "best.json")
+    told = newest_told_of(run)
     chain, size = _write(open_storage(find_checkpoints(run)), which, told, lambda contents: write(contents, out))
     seconds = time.perf_counter() - began
     rows = sum(table.rows for table in chain.tip.tables)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from dlrm_scale.cli.checkpoint_words import AsJson, Run, best_of, local_time, print_json, short_name
+from dlrm_scale.cli.checkpoint_words import AsJson, Run, best_of, local_time, newest_told_of, print_json, short_name
 
 if TYPE_CHECKING:
     from dlrm_scale.checkpoint.verify import CheckpointRow
@@ -27,22 +27,31 @@ _GAP = 3
 def ls(run: Run, as_json: AsJson = False) -> None:
     """List checkpoints, oldest first; mark the best one, and those that a start from an older one has left behind.
 
-    Exits with 4 if one is damaged.
+    Exits with 4 if one is damaged, or the newest that the run's log tells of is missing.
     """
+    from dlrm_scale.checkpoint.files.manifest_files import checkpoint_age
     from dlrm_scale.checkpoint.verify import list_checkpoints
     from dlrm_scale.recipes import find_checkpoints
+    from dlrm_scale.train.told_checkpoints import lost_note
 
     root = find_checkpoints(run)
+    told = newest_told_of(run)
     rows = list_checkpoints(root)
     best = _standing_for(best_of(run), [row.name for row in rows])
-    damaged = any(row.state != "ok" for row in rows)
+    newest = max(rows, key=lambda row: checkpoint_age(row.name), default=None)
+    lost = lost_note(told, newest.name, newest.step) if newest is not None else None
+    damaged = any(row.state != "ok" for row in rows) or lost is not None
     if as_json:
+        if lost is not None:
+            typer.echo(f"error: {lost}", err=True)
         print_json([{**asdict(row), "best": row.name in best} for row in rows])
         raise typer.Exit(_DAMAGED if damaged else 0)
     _print_table(rows, best)
     for left in dict.fromkeys(row.dead_branch for row in rows if row.dead_branch is not None):
         steps = [row.step for row in rows if row.dead_branch == left and row.step is not None]
         typer.echo(f"{left}, not from steps {min(steps, default='?')} to {max(steps, default='?')}")
+    if lost is not None:
+        typer.echo(f"error: {lost}", err=True)
     raise typer.Exit(_DAMAGED if damaged else 0)
 
 

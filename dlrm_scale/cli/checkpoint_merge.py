@@ -5,12 +5,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dlrm_scale.cli.checkpoint_words import Run, checked_keep, counted, find_step
+from dlrm_scale.cli.checkpoint_words import Run, checked_keep, counted, find_step, newest_told_of
 
 if TYPE_CHECKING:
     from dlrm_scale.checkpoint import Chain
@@ -70,7 +69,6 @@ def merge(
     from dlrm_scale.checkpoint import DamagedFileError, open_storage
     from dlrm_scale.errors import ConfigError, DlrmScaleError
     from dlrm_scale.recipes import find_checkpoints
-    from dlrm_scale.train.told_checkpoints import newest_told
     from dlrm_scale.units import parse_bytes
 
     if step not in ("latest", "best") and not step.isdecimal():
@@ -80,7 +78,7 @@ def merge(
     damaged: dict[str, str] = {}
     which = None if step == "latest" else find_step(run, step)
     # A trainer beside --watch tells of lost steps itself, and commits more.
-    told = newest_told(Path(run) / "log.jsonl", Path(run) / "best.json") if watch is None and which is None else None
+    told = newest_told_of(run) if watch is None and which is None else None
     choose = _chooser(storage, which, told, damaged, may_wait=watch is not None)
     if dry_run:
         _say_plan(choose(), to, limit_bytes, as_json)

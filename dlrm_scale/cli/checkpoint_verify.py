@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from dlrm_scale.cli.checkpoint_words import AsJson, Run, counted, find_step, print_json
+from dlrm_scale.cli.checkpoint_words import AsJson, Run, counted, find_step, newest_told_of, print_json, run_folder_of
 
 if TYPE_CHECKING:
     from dlrm_scale.checkpoint.storage.storage import Storage
@@ -62,11 +61,10 @@ def verify(
     from dlrm_scale.cli.byte_progress import ByteProgress
     from dlrm_scale.errors import CheckpointError, ConfigError
     from dlrm_scale.recipes import find_checkpoints
-    from dlrm_scale.train.told_checkpoints import newest_told
 
     if step is not None and level is not Level.restore:
         raise ConfigError("--step goes with --level restore")
-    told = newest_told(Path(run) / "log.jsonl", Path(run) / "best.json")
+    told = newest_told_of(run)
     which = find_step(run, step) if step is not None else None
     storage = open_storage(find_checkpoints(run))
     total_bytes = data_bytes(storage)
@@ -77,10 +75,11 @@ def verify(
         problems = find_problems(storage, files_level, progress=bar.advance if reads else _ignore)
     lost = _lost(storage, told)
     problems += [] if lost is None else [lost]
+    problems += _best_faults(run)
     if not total_bytes and not problems:
         raise no_checkpoint(storage)
     seconds = time.perf_counter() - began
-    notes = verify_notes(storage, now=time.time())
+    notes = [*verify_notes(storage, now=time.time()), *_lost_manifests(storage, run)]
     result: dict[str, Any] = {
         "ok": not problems,
         "level": level.value,
@@ -123,7 +122,7 @@ def _consequence(problems: "Sequence[Problem]", as_told: Sequence[str]) -> str:
     if any(problem.breaks for problem in problems) or len(as_told) > len(problems):
         return "training resumes from the newest checkpoint that isn't broken"
     if any(problem.file == "FORMAT" for problem in problems):
-        return "no checkpoint is broken, but a start refuses the folder while FORMAT can't be read"
+        return "no checkpoint is broken, and the next start writes FORMAT anew"
     return "no checkpoint is broken by them, and training resumes from the newest"
 
 
@@ -144,6 +143,35 @@ def _lost(storage: "Storage", told: "ToldCheckpoint | None") -> "Problem | None"
         f"{max(steps, default='none')}",
         breaks=(told.manifest,) if told.manifest else (),
     )
+
+
+def _best_faults(run: str) -> "list[Problem]":
+    from dlrm_scale.checkpoint.verify import Problem
+    from dlrm_scale.train.best_file import parse_best
+
+    try:
+        parse_best((run_folder_of(run) / "best.json").read_bytes())
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        return [Problem(file="best.json", reason=f"can't be read: {error}", breaks=())]
+    return []
+
+
+def _lost_manifests(storage: "Storage", run: str) -> list[str]:
+    """Lines on committed checkpoints older than the newest whose data is there and whose manifest isn't."""
+    from dlrm_scale.checkpoint.files.file_names import manifest_name, parse_data_name
+    from dlrm_scale.checkpoint.upkeep.sweep import unnamed_data
+    from dlrm_scale.train.told_checkpoints import told_manifests
+
+    told = told_manifests(run_folder_of(run) / "log.jsonl")
+    numbers = {found[:2] for name in unnamed_data(storage) if (found := parse_data_name(name)) is not None}
+    names = {manifest_name(*found) for found in numbers}
+    return [
+        f"{name} is gone and its data is there, and log.jsonl tells that step {told[name]} was committed: put the "
+        "manifest back from a copy before a start or `checkpoint gc` removes the data, unless a removal was cut short"
+        for name in sorted(names & set(told))
+    ]
 
 
 def _check_restore(storage: "Storage", step: int | str | None) -> dict[str, Any]:

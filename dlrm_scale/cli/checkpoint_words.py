@@ -3,9 +3,12 @@
 import json
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from dlrm_scale.train.told_checkpoints import ToldCheckpoint
 
 __all__ = [
     "AsJson",
@@ -16,7 +19,9 @@ __all__ = [
     "counted",
     "find_step",
     "local_time",
+    "newest_told_of",
     "print_json",
+    "run_folder_of",
     "short_name",
 ]
 
@@ -50,17 +55,30 @@ def find_step(run: str, word: str) -> int | str:
 
 def best_of(run: str) -> str | None:
     """Manifest of the best checkpoint; None where best.json is absent or damaged, which doesn't damage the others."""
+    from dlrm_scale.train.best_file import parse_best
+
+    try:
+        found = parse_best((run_folder_of(run) / "best.json").read_bytes())["manifest"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return str(found)
+
+
+def run_folder_of(run: str) -> Path:
+    """The folder of a run that is named by itself or by its folder of checkpoints; of a URL one that isn't there."""
     from dlrm_scale.recipes import find_checkpoints
 
     root = find_checkpoints(run)
     path = run.partition("://")[2] if run.startswith(("file://", "local://")) else run
-    folder = Path(path) if path != root else Path(root).parent
-    try:
-        # not by `train`, whose imports take seconds
-        found = json.loads((folder / "best.json").read_bytes())["manifest"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return str(found)
+    return Path(path) if path != root else Path(root).parent
+
+
+def newest_told_of(run: str) -> "ToldCheckpoint | None":
+    """The newest committed checkpoint that a run's own files tell of; None where they tell of none, or aren't there."""
+    from dlrm_scale.train.told_checkpoints import newest_told
+
+    folder = run_folder_of(run)
+    return newest_told(folder / "log.jsonl", folder / "best.json")
 
 
 def checked_keep(keep: int | None) -> int | None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlrm_scale.checkpoint import Chain
 from dlrm_scale.config import Config
 from dlrm_scale.data.dataset.dataset import Dataset
 from dlrm_scale.data.loading.loader import EvalLoader
@@ -25,7 +26,8 @@ from dlrm_scale.train.resume import RestoredRun, restore_run
 from dlrm_scale.train.run_folder import RunFolder
 from dlrm_scale.train.setup import build_on_ranks, device_kind, pipeline_kind, set_threads
 from dlrm_scale.train.stop import StopRequest
-from dlrm_scale.train.told_checkpoints import told_on_all_ranks, with_lost_steps
+from dlrm_scale.train.told_checkpoints import with_lost_steps
+from dlrm_scale.train.told_on_ranks import told_on_all_ranks
 
 __all__ = ["EvaluationRequest", "EvaluationResult", "evaluate_rank", "interrupted", "restored_pipeline"]
 
@@ -170,15 +172,19 @@ def restored_pipeline(
         )
     if chain is None:
         raise MissingCheckpointError(f"run {run} has no checkpoint", remedy="train it first")
-    chain = with_lost_steps(chain, told)
+
+    def next_best(damaged: Mapping[str, str]) -> Chain | None:
+        found = agree_on_chain(location, ranks, step, manifest=manifest, damaged=damaged)
+        return None if found is None else with_lost_steps(found, told)
+
     restored = restore_run(
-        chain,
+        with_lost_steps(chain, told),
         config,
         model.sharded,
         dataset,
         ranks,
         position=False,
-        next_best=lambda damaged: agree_on_chain(location, ranks, step, manifest=manifest, damaged=damaged),
+        next_best=next_best,
     )
     restored.notes.extend(notes)
     return restored, make_eval_pipeline(model.sharded, pipeline_kind(config, ranks.device))

@@ -5,7 +5,6 @@ it is committed          best.json is replaced, in one step; only then retention
 a crash in between       the next start finds the record in the newest checkpoint and writes best.json
 """
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +14,7 @@ from typing import Literal
 from dlrm_scale.checkpoint import Chain, SaveOutcome
 from dlrm_scale.checkpoint.files.manifest_files import has_checkpoint
 from dlrm_scale.errors import CheckpointError, MissingCheckpointError
+from dlrm_scale.train.best_file import best_text, parse_best
 from dlrm_scale.train.metrics.metrics import ClickMetrics
 
 __all__ = ["BestCheckpoint", "BestKeeper", "best_manifest", "read_best", "undefined_warning"]
@@ -58,7 +58,7 @@ def read_best(path: Path) -> BestCheckpoint | None:
         CheckpointError: it is damaged.
     """
     try:
-        return _from_json(json.loads(path.read_bytes()))
+        return _from_json(parse_best(path.read_bytes()))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -205,7 +205,7 @@ def _from_json(values: Mapping[str, object]) -> BestCheckpoint:
 def _write(path: Path, best: BestCheckpoint) -> None:
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     with temporary.open("w") as file:
-        json.dump(best.as_dict(), file, indent=1)
+        file.write(best_text(best.as_dict()))
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)

@@ -13,7 +13,8 @@ from dlrm_scale.train.checkpoint_place import check_place
 from dlrm_scale.train.resume import RestoredRun, describe_restore, restore_run
 from dlrm_scale.train.run_folder import RunFolder, RunRequest
 from dlrm_scale.train.setup import ModelOnRanks
-from dlrm_scale.train.told_checkpoints import ToldCheckpoint, told_on_all_ranks, with_lost_steps
+from dlrm_scale.train.told_checkpoints import ToldCheckpoint, with_lost_steps
+from dlrm_scale.train.told_on_ranks import told_on_all_ranks
 
 __all__ = ["NO_CHECKPOINT_YET", "choose_start", "fill_model"]
 
@@ -41,12 +42,20 @@ def choose_start(request: RunRequest, ranks: Ranks) -> tuple[Chain | None, bool]
             )
     if request.warm_start is None:
         return None, False
-    chain = agree_on_chain(RunFolder(path=Path(request.warm_start.run)).checkpoints, ranks)
+    source = _source(request, False)
+    told = told_on_all_ranks(source, ranks)
+    chain = agree_on_chain(source.checkpoints, ranks)
+    if chain is None and told is not None:
+        raise CheckpointError(
+            f"--init-from {request.warm_start.run}: {told.source} tells of committed checkpoints, and "
+            f"{source.checkpoints} has none",
+            remedy="put the files back from a copy, or name another run",
+        )
     if chain is None:
         raise MissingCheckpointError(
             f"--init-from {request.warm_start.run}: that run has no checkpoint", remedy="name a run that has saved one"
         )
-    return chain, False
+    return with_lost_steps(chain, told), False
 
 
 def fill_model(
@@ -61,7 +70,7 @@ def fill_model(
     """Give the model its values; return what was restored, None for a run that begins with initial values."""
     if request.resume and not continues:
         notes.append(NO_CHECKPOINT_YET)
-    told = told_on_all_ranks(request.folder, ranks) if continues else None
+    told = told_on_all_ranks(_source(request, continues), ranks) if chain is not None else None
     if chain is None:
         model.fill_initial_rows(request.config.model.seed)
         return None
@@ -102,8 +111,15 @@ def _next_best(
             return None if found is None else _beside_told(found, told, request)
         # The same step by other files: what was saved meanwhile isn't left behind knowingly.
         return replace(found, newest_seen=chain.newest_seen)
-    assert request.warm_start is not None
-    return agree_on_chain(RunFolder(path=Path(request.warm_start.run)).checkpoints, ranks, damaged=damaged)
+    found = agree_on_chain(_source(request, continues).checkpoints, ranks, damaged=damaged)
+    return None if found is None else with_lost_steps(found, told)
+
+
+def _source(request: RunRequest, continues: bool) -> RunFolder:
+    """The run whose values it begins with."""
+    if continues or request.warm_start is None:
+        return request.folder
+    return RunFolder(path=Path(request.warm_start.run))
 
 
 def _beside_told(chain: Chain, told: ToldCheckpoint | None, request: RunRequest) -> Chain:

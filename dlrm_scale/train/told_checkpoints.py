@@ -14,12 +14,9 @@ from pathlib import Path
 from dlrm_scale.checkpoint import Chain
 from dlrm_scale.checkpoint.chain.chain import Skipped
 from dlrm_scale.checkpoint.files.manifest_files import checkpoint_age
-from dlrm_scale.errors import CheckpointError, ConfigError
-from dlrm_scale.sharding.ranks import Ranks
-from dlrm_scale.train.best_checkpoint import read_best
-from dlrm_scale.train.run_folder import RunFolder
+from dlrm_scale.train.best_file import parse_best
 
-__all__ = ["ToldCheckpoint", "newest_told", "told_on_all_ranks", "with_lost_steps"]
+__all__ = ["ToldCheckpoint", "lost_note", "newest_told", "told_manifests", "with_lost_steps"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +43,8 @@ class ToldCheckpoint:
 def newest_told(log: Path, best: Path) -> ToldCheckpoint | None:
     """The newest committed checkpoint that a run's log or `best.json` tells of; None if they tell of none.
 
-    Lines that a crash has torn, and a damaged `best.json`, tell of nothing.
+    Lines that a crash has torn, and a damaged `best.json`, tell of nothing; nor does one that names another manifest
+    than the log does for its step.
 
     Args:
         log: `log.jsonl`.
@@ -56,37 +54,34 @@ def newest_told(log: Path, best: Path) -> ToldCheckpoint | None:
         OSError: the log can't be read.
     """
     told: ToldCheckpoint | None = None
+    of_steps: dict[int, set[str]] = {}
     for found in _logged(log):
         told = found
-    try:
-        kept = read_best(best)
-    except CheckpointError:
+        of_steps.setdefault(found.step, set()).add(found.manifest)
+    kept = _kept(best)
+    if kept is not None and kept.manifest not in of_steps.get(kept.step, {kept.manifest, ""}):
         kept = None
     if kept is not None and (told is None or checkpoint_age(kept.manifest) > checkpoint_age(told.manifest)):
-        at_best = ToldCheckpoint(step=kept.step, manifest=kept.manifest, source=best.name)
         if told is None or told.manifest or kept.step >= told.step:
-            return at_best
+            return kept
     return told
 
 
-def told_on_all_ranks(folder: RunFolder, ranks: Ranks) -> ToldCheckpoint | None:
-    """The newest committed checkpoint that a run's files tell of, on all ranks; a collective, and rank 0 reads.
-
-    To be called before the checkpoints are looked at: what is committed in between is newer, and not missed.
+def told_manifests(log: Path) -> dict[str, int]:
+    """Steps of all committed checkpoints that a log tells of, by name of the manifest.
 
     Raises:
-        ConfigError: the log can't be read.
+        OSError: the log can't be read.
     """
-    told: object = None
-    if ranks.rank == 0:
-        try:
-            told = newest_told(folder.log, folder.best)
-        except OSError as error:
-            told = ConfigError(f"{folder.log} can't be read: {error.strerror}", remedy="check its permissions")
-    told = ranks.broadcast_object(told)
-    if isinstance(told, ConfigError):
-        raise told
-    return told if isinstance(told, ToldCheckpoint) else None
+    return {found.manifest: found.step for found in _logged(log) if found.manifest}
+
+
+def lost_note(told: ToldCheckpoint | None, newest: str, newest_step: int | None) -> str | None:
+    """A line on a checkpoint that was committed after the newest there is; None if there is no such one."""
+    if told is None or not told.is_newer_than(newest, newest_step):
+        return None
+    name = told.manifest or "its manifest"
+    return f"step {told.step} is lost: {told.source} tells that it was committed, and {name} is missing"
 
 
 def with_lost_steps(chain: Chain, told: ToldCheckpoint | None) -> Chain:
@@ -110,6 +105,14 @@ def with_lost_steps(chain: Chain, told: ToldCheckpoint | None) -> Chain:
         reason=f"it is missing, and {told.source} tells that it was committed",
     )
     return replace(chain, skipped=(lost, *skipped))
+
+
+def _kept(best: Path) -> ToldCheckpoint | None:
+    try:
+        record = parse_best(best.read_bytes())
+        return ToldCheckpoint(step=int(str(record["step"])), manifest=str(record["manifest"]), source=best.name)
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def _logged(log: Path) -> Iterator[ToldCheckpoint]:

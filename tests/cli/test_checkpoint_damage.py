@@ -2,6 +2,8 @@
 
 import errno
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +17,7 @@ from dlrm_scale.checkpoint.chain.chain import Chain
 from dlrm_scale.checkpoint.chain.damage import damage_met, lost_steps
 from dlrm_scale.checkpoint.storage.local_storage import LocalReadableFile, LocalStorage
 from dlrm_scale.errors import CheckpointError
+from dlrm_scale.train.best_file import best_text
 from tests.checkpoint.merging import files_of, go_on, merge, start
 from tests.checkpoint.simulated_run import Run, make_layout
 from tests.support.command_line import run_command, run_json
@@ -44,6 +47,10 @@ def _chain(root: Path) -> Chain:
     return chain
 
 
+def _logged(step: int, manifest: str) -> str:
+    return json.dumps({"event": "checkpoint", "committed": True, "step": step, "manifest": manifest}) + "\n"
+
+
 def _export(folder: Path, out: Path, *more: object) -> int:
     return run_command("checkpoint", "export", folder, "--to", "safetensors", "--out", out, *more)
 
@@ -71,9 +78,7 @@ def test_an_export_and_a_merge_miss_a_newest_manifest_that_the_runs_log_tells_of
 ) -> None:
     folder, _ = saved
     name = "manifests/00000005-s1.json"
-    (folder / "log.jsonl").write_text(
-        json.dumps({"event": "checkpoint", "committed": True, "step": 4, "manifest": name}) + "\n"
-    )
+    (folder / "log.jsonl").write_text(_logged(4, name))
     assert _export(folder, tmp_path / "whole") == 0
     (folder / "checkpoints" / name).unlink()
     before = files_of(folder / "checkpoints")
@@ -83,6 +88,10 @@ def test_an_export_and_a_merge_miss_a_newest_manifest_that_the_runs_log_tells_of
         said = capsys.readouterr().err
         assert "is that of step 3, so steps up to 4 would be lost" in said
         assert f"{name} (step 4): it is missing, and log.jsonl tells that it was committed" in said
+    # By the folder of checkpoints too, beside which the log lies.
+    assert _export(folder / "checkpoints", tmp_path / "out") == 4
+    assert run_command("checkpoint", "ls", folder) == 4
+    assert f"step 4 is lost: log.jsonl tells that it was committed, and {name} is missing" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert files_of(folder / "checkpoints") == before
     assert _export(folder, tmp_path / "out", "--step", 3) == 0
@@ -349,20 +358,80 @@ def test_verify_names_a_committed_step_whose_manifest_is_gone(
         assert "the newest there is of step 3" in told
 
 
-def test_verify_names_a_format_file_that_can_not_be_read_and_others_refuse_it(
+@pytest.mark.parametrize("content", ["garbage", '{"format": "dlrm_scale.chfckpoint", "major": 1, "minor": 0}'])
+def test_a_damaged_format_file_is_named_and_costs_nothing(
+    saved: tuple[Path, Run], capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    folder, _ = saved
+    root = folder / "checkpoints"
+    (root / "FORMAT").write_text(content)
+    for level in ("manifest", "size", "full"):
+        assert run_command("checkpoint", "verify", folder, "--level", level) == 4
+        said = capsys.readouterr().err
+        assert "FORMAT is damaged" in said
+        assert "no checkpoint is broken, and the next start writes FORMAT anew" in said
+    chain = _chain(root)
+    assert chain.step == 4
+    assert "FORMAT is damaged" in chain.detours[0]
+    start(root, make_layout("row_wise", 1), resumed_from=chain)
+    assert run_command("checkpoint", "verify", folder) == 0
+
+
+def test_a_start_refuses_a_damaged_format_file_where_no_manifest_can_be_read(saved: tuple[Path, Run]) -> None:
+    root = saved[0] / "checkpoints"
+    for path in (root / "FORMAT", *(root / "manifests").iterdir()):
+        path.write_text("garbage")
+    with pytest.raises(CheckpointError, match=r"FORMAT in .* is damaged: .*, and no manifest can be read"):
+        start(root, make_layout("row_wise", 1))
+    assert (root / "FORMAT").read_text() == "garbage"
+
+
+def test_a_flipped_best_json_is_named_and_blames_no_checkpoint(
+    saved: tuple[Path, Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = saved
+    best = {"metric": "logloss", "value": 0.5, "rows": 9, "step": 4, "manifest": "manifests/00000005-s1.json"}
+    (folder / "best.json").write_text(best_text(best))
+    assert run_command("checkpoint", "verify", folder) == 0
+    (folder / "best.json").write_text(best_text(best).replace("00000005", "00000007"))
+    assert run_command("checkpoint", "verify", folder) == 4
+    said = capsys.readouterr().err
+    assert "best.json can't be read: its sha256 doesn't match its content" in said
+    assert "00000007" not in said
+    assert _export(folder, tmp_path / "out") == 0
+    # One of an early version, without a hash, that the log contradicts.
+    (folder / "log.jsonl").write_text(_logged(4, best["manifest"]))
+    (folder / "best.json").write_text(json.dumps({**best, "manifest": "manifests/00000007-s1.json"}))
+    assert _export(folder, tmp_path / "again") == 0
+
+
+def test_verify_notes_an_older_manifest_that_is_gone_while_its_data_is_there(
     saved: tuple[Path, Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, _ = saved
-    (folder / "checkpoints/FORMAT").write_text("garbage")
-    for level in ("manifest", "size", "full"):
-        assert run_command("checkpoint", "verify", folder, "--level", level) == 4
-        assert "FORMAT is damaged" in capsys.readouterr().err
-    assert run_command("checkpoint", "ls", folder) == 4
-    assert "or remove it if dlrm-scale has written these checkpoints" in capsys.readouterr().err
-    with pytest.raises(CheckpointError, match="FORMAT in"):
-        find_chain(folder / "checkpoints")
-    (folder / "checkpoints/FORMAT").unlink()
+    merge(folder / "checkpoints", "baseline")
+    name = "manifests/00000003-s1.json"
+    (folder / "log.jsonl").write_text("".join(_logged(seq - 1, f"manifests/{seq:08d}-s1.json") for seq in range(1, 6)))
     assert run_command("checkpoint", "verify", folder) == 0
+    assert "is gone" not in capsys.readouterr().out
+    for seq in (3, 4, 5):
+        (folder / f"checkpoints/manifests/{seq:08d}-s1.json").unlink()
+    assert run_command("checkpoint", "verify", folder) == 0
+    said = capsys.readouterr().out
+    assert f"note: {name} is gone and its data is there, and log.jsonl tells that step 2 was committed" in said
+
+
+@pytest.mark.parametrize(("out", "code"), [("/dev/full", 1), ("| head -c 1", 0)])
+def test_output_that_can_not_be_written_is_not_blamed_on_the_checkpoints(
+    saved: tuple[Path, Run], out: str, code: int
+) -> None:
+    folder, _ = saved
+    command = f"{sys.executable} -m dlrm_scale checkpoint show {folder} 4 --json"
+    shell = f"{command} {out if out.startswith('|') else f'> {out}'}"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code
+    expected = "error: the output can't be written: No space left on device\n  remedy: print to another place\n"
+    assert done.stderr == (expected if code else "")
 
 
 def test_verify_notes_a_start_whose_record_can_not_be_read(

@@ -190,10 +190,28 @@ def test_the_flags_go_with_a_new_run_from_another_one(first: Path, tmp_path: Pat
         )
 
 
+def _train_from(other: Path, dataset: Path, run: Path) -> int:
+    arguments = ["sample", "--set", f"run.path={run}", "--set", f"data.path={dataset}", "--set", "train.max_steps=1"]
+    for setting in ("model.dim=16", "model.dense_layers=[16]", "model.over_layers=[16, 1]", "data.batch_size=32"):
+        arguments += ["--set", setting]
+    return run_command("train", *arguments, "--init-from", other, "--nproc", 1)
+
+
+def test_weights_of_an_older_checkpoint_than_the_other_runs_log_tells_of_say_so(
+    first: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    dataset = first.parent / "dataset"
+    run_training(1, tmp_path / "other", dataset, [*SETTINGS, "checkpoint.every_steps=2"])
+    newest = max((tmp_path / "other/checkpoints/manifests").iterdir())
+    newest.unlink()
+    assert _train_from(tmp_path / "other", dataset, tmp_path / "run") == 0
+    told = capfd.readouterr()
+    assert f"{newest.name} (step 4): it is missing, and log.jsonl tells" in told.out + told.err
+
+
 def test_a_run_without_checkpoints_gives_no_weights(
     first: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(first, tmp_path / "empty", ignore=shutil.ignore_patterns("checkpoints", "log.jsonl"))
-    arguments = ["sample", "--set", f"run.path={tmp_path / 'run'}", "--set", f"data.path={first.parent / 'dataset'}"]
-    assert run_command("train", *arguments, "--init-from", tmp_path / "empty", "--nproc", 1) == 2
+    assert _train_from(tmp_path / "empty", first.parent / "dataset", tmp_path / "run") == 2
     assert f"--init-from {tmp_path / 'empty'}: that run has no checkpoint" in capfd.readouterr().err

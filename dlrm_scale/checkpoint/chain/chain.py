@@ -18,6 +18,7 @@ from dlrm_scale.checkpoint.files.manifest_files import (
     ManifestFile,
     check_format,
     checkpoint_age,
+    format_fault,
     read_manifest,
     read_manifests,
 )
@@ -238,12 +239,14 @@ def _chain_to(search: ChainSearch, storage: Storage, checkpoint: ParentRecord | 
     if isinstance(path, str):
         return path
     used, age = {file.name for file in path.files}, checkpoint_age(path.checkpoint.name)
+    fault = format_fault(storage)
     return Chain(
         storage=storage,
         manifests=tuple(file.manifest for file in path.files if file.manifest is not None),
         tip_sha256=path.checkpoint.sha256,
-        detours=tuple(
-            reason for name, reason in search.faults.items() if name not in used and checkpoint_age(name) <= age
+        detours=(
+            *(() if fault is None else (f"FORMAT {fault}",)),
+            *(reason for name, reason in search.faults.items() if name not in used and checkpoint_age(name) <= age),
         ),
         newest_seen=search.checkpoints[-1],
     )

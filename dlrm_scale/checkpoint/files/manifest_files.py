@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dlrm_scale.checkpoint.files.file_names import checkpoint_name, parse_manifest_name
-from dlrm_scale.checkpoint.files.manifest import FORMAT_MAJOR, Manifest, ParentRecord
+from dlrm_scale.checkpoint.files.manifest import FORMAT_MAJOR, FORMAT_NAME, Manifest, ParentRecord
 from dlrm_scale.checkpoint.files.manifest_text import parse_manifest
 from dlrm_scale.checkpoint.storage.storage import Storage
 from dlrm_scale.checkpoint.storage.store_calls import is_outage
@@ -117,29 +117,17 @@ def format_fault(storage: Storage) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def check_format(storage: Storage, *, unreadable: bool = False) -> None:
+def check_format(storage: Storage) -> None:
     """Check the folder's FORMAT file, if there is one.
 
-    One that the crash of a first start has torn, before anything was saved, is let pass: the next start writes it anew.
-
-    Args:
-        storage: the checkpoints.
-        unreadable: let one pass that can't be read.
+    A damaged one is let pass: every manifest has the version too, under a hash, and the next start writes it anew.
 
     Raises:
-        CheckpointError: it can't be read, or is of a newer major version.
+        CheckpointError: it is of a newer major version.
         OSError: the storage doesn't answer.
     """
     major = _major_version(storage)
-    if isinstance(major, str):
-        if unreadable or not list_manifests(storage):
-            return
-        raise CheckpointError(
-            f"FORMAT in {storage.address} {major}",
-            remedy="put it back from a copy, or remove it if dlrm-scale has written these checkpoints: every manifest "
-            "has the version too, under a hash, and the next start writes FORMAT anew",
-        )
-    if major > FORMAT_MAJOR:
+    if isinstance(major, int) and major > FORMAT_MAJOR:
         raise CheckpointError(
             f"{storage.address} has format version {major}, this program reads up to {FORMAT_MAJOR}",
             remedy="use the version of dlrm-scale that wrote it, or a newer one",
@@ -149,11 +137,14 @@ def check_format(storage: Storage, *, unreadable: bool = False) -> None:
 def _major_version(storage: Storage) -> int | str:
     """Of the FORMAT file, 0 where there is none; or what is wrong with it, in words that follow its name."""
     try:
-        major = json.loads(storage.read("FORMAT", MIB))["major"]
+        content = json.loads(storage.read("FORMAT", MIB))
+        name, major = content["format"], content["major"]
     except FileNotFoundError:
         return 0
     except (OSError, EOFError, ValueError, TypeError, KeyError) as error:
         if is_outage(error):
             raise
         return "is damaged: it isn't the JSON that a trainer has written"
+    if name != FORMAT_NAME:
+        return f"is damaged: it names the format {str(name)[:40]!r} instead of {FORMAT_NAME}"
     return major if isinstance(major, int) else "is damaged: its major version is no number"

@@ -17,7 +17,13 @@ from dlrm_scale.checkpoint.chain.starts import RunIdentity, check_owner, newest_
 from dlrm_scale.checkpoint.files.file_names import parse_manifest_name
 from dlrm_scale.checkpoint.files.format import OUTAGE_REMEDY
 from dlrm_scale.checkpoint.files.manifest import FORMAT_MAJOR, FORMAT_MINOR, FORMAT_NAME, ParentRecord, TableRecord
-from dlrm_scale.checkpoint.files.manifest_files import checkpoint_age, format_fault, list_manifests, read_manifest
+from dlrm_scale.checkpoint.files.manifest_files import (
+    checkpoint_age,
+    format_fault,
+    list_manifests,
+    read_manifest,
+    read_manifests,
+)
 from dlrm_scale.checkpoint.saving.commit import Ballot, ChainState
 from dlrm_scale.checkpoint.saving.policy import chain_of
 from dlrm_scale.checkpoint.storage.storage import Storage
@@ -153,10 +159,20 @@ def _write_format(storage: Storage) -> None:
     """See that the root has a durable FORMAT file.
 
     It gets its name when its content is durable. One written in place could be whole for a second start after the kill
-    of a first one, and torn by a crash after that start's commits.
+    of a first one, and torn by a crash after that start's commits. A damaged one is written anew.
+
+    Raises:
+        CheckpointError: it is damaged, and so are all manifests, or they are of a newer version.
     """
-    if format_fault(storage) is not None and not list_manifests(storage):
-        storage.remove("FORMAT")  # written in place by an early version, and torn by a crash
+    fault = format_fault(storage)
+    if fault is not None:
+        files = read_manifests(storage)
+        if files and all(file.manifest is None for file in files):
+            raise CheckpointError(
+                f"FORMAT in {storage.address} {fault}, and no manifest can be read:\n  {files[-1].reason}",
+                remedy="put the files back from a copy, or start a new run in another run.path",
+            )
+        storage.remove("FORMAT")
     if not storage.exists("FORMAT"):
         text = json.dumps({"format": FORMAT_NAME, "major": FORMAT_MAJOR, "minor": FORMAT_MINOR})
         temporary = f"{_FORMAT_DRAFT}{secrets.token_hex(8)}.tmp"
