@@ -24,6 +24,7 @@ from dlrm_scale.cli.synth import synth
 from dlrm_scale.cli.train import train
 from dlrm_scale.errors import DlrmScaleError
 from dlrm_scale.plain_warnings import tell_warnings_plainly
+from dlrm_scale.planning.solver.interruptible import end_beside_abandoned_calls
 
 __all__ = ["app", "main"]
 
@@ -74,6 +75,10 @@ def main(arguments: list[str] | None = None) -> None:
     tell_warnings_plainly()
     try:
         app(args=arguments)
+    except SystemExit as ended:
+        if isinstance(ended.code, int):
+            end_beside_abandoned_calls(ended.code)
+        raise
     except DlrmScaleError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(error.exit_code)

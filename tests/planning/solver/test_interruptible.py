@@ -76,3 +76,27 @@ def test_ctrl_c_ends_a_long_solve_in_two_seconds(tables: int, ranks: int) -> Non
             assert time.monotonic() - asked < 2.0
         finally:
             process.kill()
+
+
+_COMMAND = """
+import atexit, os, signal, threading, time
+import typer
+from dlrm_scale.cli import app as command_line
+from dlrm_scale.planning.solver.interruptible import interruptible
+
+def solve():
+    atexit.register(os.abort)
+    threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    interruptible(lambda: time.sleep(60))
+
+command_line.app = typer.Typer()
+command_line.app.command()(solve)
+command_line.main([])
+"""
+
+
+def test_an_interrupted_command_ends_with_130_beside_a_library_that_would_abort_its_orderly_end() -> None:
+    asked = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", _COMMAND], capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (130, False), done.stderr
+    assert time.monotonic() - asked < 30
