@@ -21,7 +21,12 @@ from dlrm_scale.host_cores import usable_cores
 from dlrm_scale.host_memory import host_memory
 from dlrm_scale.planning.cluster.cluster import Cluster
 from dlrm_scale.planning.measuring.calibration_noise import Noise, judge_noise, load_average
-from dlrm_scale.planning.measuring.micro_collectives import collective_sizes, groups_of, measure_collectives
+from dlrm_scale.planning.measuring.micro_collectives import (
+    MeasuredGroup,
+    collective_sizes,
+    groups_of,
+    measure_collectives,
+)
 from dlrm_scale.planning.measuring.micro_dense import measure_dense
 from dlrm_scale.planning.measuring.micro_input import measure_input
 from dlrm_scale.planning.measuring.micro_lookups import lookup_shapes, measure_lookups
@@ -85,12 +90,14 @@ class _Stop(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class _Effort:
+    passes: int
     repeats: int
     probes: int
     rounds: int
 
 
-_FULL, _QUICK = _Effort(repeats=9, probes=40, rounds=9), _Effort(repeats=3, probes=8, rounds=3)
+_FULL = _Effort(passes=3, repeats=9, probes=64, rounds=25)
+_QUICK = _Effort(passes=1, repeats=3, probes=8, rounds=3)
 
 
 def calibrate_rank(request: CalibrationRequest, stop: _Stop) -> Calibration:
@@ -147,7 +154,15 @@ def calibrate(request: CalibrationRequest, ranks: Ranks, stop: _Stop) -> Calibra
         progress(f"other programs run here (load average {load:.1f} on {cores} cores); they may spoil all of it")
     timer = RankTimer(ranks, effort.repeats, request.clock)
     timings: dict[str, list[Timing]] = {}
-    cluster = _from_parts(request, ranks, timer, memory, progress, timings)
+    groups = groups_of(ranks)
+    for number in range(1, effort.passes + 1):
+        timer.begin_pass()
+        which = f"pass {number} of {effort.passes}: " if effort.passes > 1 else ""
+
+        def told(text: str, which: str = which) -> None:
+            progress(which + text)
+
+        cluster = _from_parts(request, ranks, timer, memory, groups, told, timings)
     # TorchRec's classes are loaded and its buffers made with the first models: they are measured after micro-benchmarks
     # so that those see a process as it is in a run.
     probes = probe_models(effort.probes, ranks=ranks.ranks, ranks_per_host=ranks.local_ranks)
@@ -181,13 +196,14 @@ def _from_parts(
     ranks: Ranks,
     timer: RankTimer,
     memory: tuple[int, str],
+    groups: list[MeasuredGroup],
     progress: Callable[[str], None],
     timings: dict[str, list[Timing]],
 ) -> Cluster:
     quick = request.quick
     forward, backward, errors = measure_lookups(ranks, timer, lookup_shapes(quick=quick), progress)
     _keep_new(timings, "lookups and updates", timer)
-    collectives = measure_collectives(ranks, timer, groups_of(ranks), collective_sizes(quick=quick), progress)
+    collectives = measure_collectives(ranks, timer, groups, collective_sizes(quick=quick), progress)
     _keep_new(timings, "collectives", timer)
     world = next(c for c in collectives if c.collective == "all_to_all" and c.ranks == ranks.ranks)
     ids, more = measure_input(ranks, timer, world.curve, quick=quick, progress=progress)
@@ -223,7 +239,7 @@ def _from_parts(
 
 def _keep_new(timings: dict[str, list[Timing]], part: str, timer: RankTimer) -> None:
     """Put what was timed since the last part under this one's name."""
-    timings[part] = timer.timings[sum(len(of_part) for of_part in timings.values()) :]
+    timings.setdefault(part, []).extend(timer.timings[sum(len(of_part) for of_part in timings.values()) :])
 
 
 def _rounded(cluster: Cluster) -> Cluster:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +24,7 @@ class Timing:
     Attributes:
         milliseconds: median of the repeats.
         spread: the middle half of the repeats over their median.
-        delay_share: of the elapsed time, what other programs took from it.
+        delay_share: of the elapsed time, in which a rank's thread was ready but had no core.
     """
 
     milliseconds: float
@@ -35,13 +35,16 @@ class Timing:
 class RankTimer:
     """Times work that all ranks do together, so that they share memory bandwidth and wait as in a step.
 
-    Elapsed time is taken without that in which a rank's thread was ready but had no core: it belongs to other programs.
-    What a rank waits for another that has no core stays in, so that a busy machine still spoils collectives. Processor
-    time, of all threads of a rank, has neither; but it misses what a network takes.
+    Elapsed time includes that in which a rank's thread was ready but had no core: gloo's and autograd's threads take it
+    from one another in every step, where there are no more cores than ranks, and other programs on a busy machine, which
+    spoil it. Processor time, of all threads of a rank, has no such waits; but it misses what a network takes.
+
+    Work that is done again in a later pass, in the same order, is told as the median over the passes: repeats that
+    follow one another share what the machine does in that second.
 
     Args:
         ranks: the process group.
-        repeats: of every piece of work.
+        repeats: of every piece of work in a pass.
         clock: what is measured.
         warmup: repeats before them that don't count.
 
@@ -52,6 +55,13 @@ class RankTimer:
     def __init__(self, ranks: Ranks, repeats: int, clock: Clock = "elapsed", warmup: int = 2) -> None:
         self._ranks, self._repeats, self._warmup, self._clock = ranks, repeats, warmup, clock
         self.timings: list[Timing] = []
+        self._passes: list[list[float]] = []
+        """Milliseconds of each piece of work of a pass, by pass."""
+        self._next = 0
+
+    def begin_pass(self) -> None:
+        """Start over with the first piece of work."""
+        self._next = 0
 
     def time(self, *works: Callable[[], object]) -> tuple[Timing, ...]:
         """Time pieces of work that follow one another in each repeat. A collective.
@@ -70,7 +80,15 @@ class RankTimer:
                     seconds[:, repeat, index] = measured
         timings = tuple(self.summary(seconds[:, :, index]) for index in range(len(works)))
         self.timings += timings
-        return timings
+        return tuple(self._over_passes(timing) for timing in timings)
+
+    def _over_passes(self, timing: Timing) -> Timing:
+        if self._next == len(self._passes):
+            self._passes.append([])
+        of_work = self._passes[self._next]
+        of_work.append(timing.milliseconds)
+        self._next += 1
+        return replace(timing, milliseconds=float(np.median(of_work)))
 
     def once(self, work: Callable[[], object]) -> tuple[float, float, float]:
         """Do a piece of work that all ranks begin at once.
@@ -95,7 +113,7 @@ class RankTimer:
         everyone = [torch.empty_like(mine) for _ in range(self._ranks.ranks)]
         dist.all_gather(everyone, mine, group=self._ranks.control_group)
         elapsed, delayed, busy = torch.stack(everyone).numpy().transpose(1, 0, 2)
-        counted = elapsed - delayed if self._clock == "elapsed" else busy
+        counted = elapsed if self._clock == "elapsed" else busy
         low, middle, high = np.percentile(counted.max(axis=0), [25, 50, 75])
         return Timing(
             milliseconds=max(1e-6, 1e3 * float(middle)),
