@@ -36,8 +36,8 @@ class RankTimer:
     """Times work that all ranks do together, so that they share memory bandwidth and wait as in a step.
 
     Elapsed time includes that in which a rank's thread was ready but had no core: gloo's and autograd's threads take it
-    from one another in every step, where there are no more cores than ranks, and other programs on a busy machine, which
-    spoil it. Processor time, of all threads of a rank, has no such waits; but it misses what a network takes.
+    from one another in every step, where there are no more cores than ranks, and other programs spoil it on a busy
+    machine. Processor time, of all threads of a rank, has no such waits; but it misses what a network takes.
 
     Work that is done again in a later pass, in the same order, is told as the median over the passes: repeats that
     follow one another share what the machine does in that second.
