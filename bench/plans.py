@@ -85,7 +85,8 @@ def _calibrated(folder: Path, options: argparse.Namespace) -> str:
 
 def _measured(model: str, cluster: str, folder: Path, options: argparse.Namespace) -> Found:
     tables = folder / f"{model}.toml"
-    save_tables(MODELS[model].tables(model), tables)
+    if not tables.exists():
+        save_tables(MODELS[model].tables(model), tables)
     command = ["bench", "--tables", str(tables), "--cluster", cluster, "--ranks", str(options.ranks), "--json"]
     command += ["--batch-size-per-rank", str(MODELS[model].batch_size_per_rank), "--allow-split-row-state"]
     command += ["--rounds", str(6 if options.quick else options.rounds), *_common(options)]
