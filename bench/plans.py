@@ -159,7 +159,8 @@ def _line(row: dict[str, Any]) -> str:
     return (
         f"{row['model']:>5} | {ours['tau']:5.2f} {row['launches_tau']:8.2f} {row['halves_tau']:6.2f} "
         f"{theirs['tau']:8.2f} | {ours['pairs_right']:5.0%} {theirs['pairs_right']:8.0%} | {ours['error']:6.1%} "
-        f"{ours['anchored_error']:8.1%} | {ours['regret']:6.1%} {ours['top3_regret']:6.1%} {row['auto_regret']:6.1%} {row['auto_mean_regret']:6.1%} | "
+        f"{ours['anchored_error']:8.1%} | {ours['regret']:6.1%} {ours['top3_regret']:6.1%} {row['auto_regret']:6.1%} "
+        f"{row['auto_mean_regret']:6.1%} | "
         f"{row['memory_error']:6.1%} | {row['load']:.1f}{' BUSY' if row['busy'] else ''}, {row['clock']} time"
     )
 
