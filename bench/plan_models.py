@@ -1,4 +1,4 @@
-"""Three table sets that no constant was fitted to: shapes and skews, and what follows from them for the planner."""
+"""Table sets that no constant of time was fitted to: shapes and skews, and what follows from them for the planner."""
 
 import random
 from dataclasses import dataclass
@@ -85,5 +85,13 @@ MODELS = {
         ids=tuple(_DRAWN.choice([1, 1, 2, 5, 10, 25]) for _ in range(16)),
         skews=tuple(_DRAWN.choice([1.0, 2.0, 4.0]) for _ in range(16)),
         batch_size_per_rank=512,
+    ),
+    # few wide tables with long bags and small ones with one id; added after all fits, those of memory too
+    "D": BenchModel(
+        rows=(300_000, 150_000, 40_000, *(10 ** (2 + n % 4) for n in range(9))),
+        dims=(128,) * 3 + (32,) * 9,
+        ids=(40, 12, 4) + (1,) * 9,
+        skews=(2.0,) * 3 + (3.0,) * 9,
+        batch_size_per_rank=1536,
     ),
 }

@@ -1,6 +1,7 @@
-"""Plans of three models that no constant of time was fitted to, measured on the ranks at hand beside their predictions.
+"""Plans of four models that no constant of time was fitted to, measured on the ranks at hand beside their predictions.
 
-The memory of a plan is another matter: its copies of pooled vectors were fitted to plans of these models on two ranks.
+The memory of a plan is another matter: its copies of pooled vectors were fitted to plans of A, B and C on two ranks. D
+was added after that.
 
 Calibrates the ranks first unless a cluster file is given, then measures every plan that `dlrm-scale bench` knows for
 each model of plan_models.py, and tells how well our costs and TorchRec's order them, how far two halves of the rounds
