@@ -16,6 +16,7 @@ from dlrm_scale.cli.demo import demo
 from dlrm_scale.cli.diagnose import diagnose
 from dlrm_scale.cli.doctor import doctor
 from dlrm_scale.cli.evaluate import evaluate
+from dlrm_scale.cli.output_errors import end_of_output_error, is_of_output
 from dlrm_scale.cli.plan import app as plan_commands
 from dlrm_scale.cli.predict import predict
 from dlrm_scale.cli.preprocess import preprocess
@@ -83,6 +84,8 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(error.exit_code)
     except OSError as error:
+        if is_of_output(error):
+            sys.exit(end_of_output_error(error))
         if error.filename is None:
             raise
         # A path that the system refuses: too long a name, a loop of links, no permission.

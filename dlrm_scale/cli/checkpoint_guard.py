@@ -1,11 +1,8 @@
 """What all checkpoint commands share: a clean end at a signal, and an outage that isn't called damage."""
 
 import errno
-import os
 import signal
-import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -13,6 +10,8 @@ from types import FrameType
 from typing import ParamSpec
 
 import typer
+
+from dlrm_scale.cli.output_errors import is_of_output
 
 __all__ = ["guarded"]
 
@@ -55,23 +54,13 @@ def _interruptible() -> Iterator[None]:
             signal.signal(signum, handler)
 
 
-def _output_error(error: OSError) -> Exception:
-    from dlrm_scale.errors import DlrmScaleError
-
-    if isinstance(error, BrokenPipeError):  # as `… | head` does it on purpose
-        sys.stdout = open(os.devnull, "w")  # the interpreter flushes it at the end
-        return typer.Exit(128 + signal.SIGPIPE)
-    return DlrmScaleError(f"the output can't be written: {error.strerror}", remedy="print to another place")
-
-
 @contextmanager
 def _storage_errors(run: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if any(frame.f_code is typer.echo.__code__ for frame, _ in traceback.walk_tb(error.__traceback__)):
-            # Of the terminal, the pipe or the file that it prints to, which has nothing to do with checkpoints.
-            raise _output_error(error) from error
+        if is_of_output(error):
+            raise
         from dlrm_scale.checkpoint.files.format import OUTAGE_REMEDY
         from dlrm_scale.errors import StorageError
 

@@ -80,7 +80,8 @@ def plan(
     ] = None,
     force_kind: Annotated[str | None, typer.Option(metavar="TYPE", help="One sharding type for all tables.")] = None,
     effort: Annotated[
-        float, typer.Option(help="Work of the solver, in multiples of its default; 0 takes its first plan.", min=0)
+        float,
+        typer.Option(help="Work of the solver, in multiples of its default; 0 takes its first plan.", min=0, max=1e6),
     ] = 1.0,
     torchrec: Annotated[
         bool,

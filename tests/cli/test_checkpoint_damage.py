@@ -422,11 +422,12 @@ def test_verify_notes_an_older_manifest_that_is_gone_while_its_data_is_there(
 
 
 @pytest.mark.parametrize(("out", "code"), [("/dev/full", 1), ("| head -c 1", 0)])
-def test_output_that_can_not_be_written_is_not_blamed_on_the_checkpoints(
-    saved: tuple[Path, Run], out: str, code: int
+@pytest.mark.parametrize("command", ["checkpoint show {} 4 --json", "checkpoint ls {}", "stats mlperf_dcnv2"])
+def test_output_that_can_not_be_written_is_told_as_such(
+    saved: tuple[Path, Run], out: str, code: int, command: str
 ) -> None:
     folder, _ = saved
-    command = f"{sys.executable} -m dlrm_scale checkpoint show {folder} 4 --json"
+    command = f"{sys.executable} -m dlrm_scale {command.format(folder)}"
     shell = f"{command} {out if out.startswith('|') else f'> {out}'}"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == code

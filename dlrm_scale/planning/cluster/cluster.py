@@ -270,6 +270,7 @@ class Cluster(_Record):
         notes: what else is to be known of the constants.
         noise: why measured constants aren't to be trusted, in a sentence or more: what other programs, repeats or the
             fit itself say against them. Empty where nothing does.
+        clock: what `calibrate` measured; empty where times aren't measured.
     """
 
     name: Annotated[str, Field(min_length=1), AfterValidator(check_name)]
@@ -281,6 +282,7 @@ class Cluster(_Record):
     reserve: Annotated[float, Field(ge=0, lt=1)] = 0.15
     notes: str = ""
     noise: str = ""
+    clock: Literal["", "elapsed", "processor"] = ""
     forward: LookupCosts
     backward: LookupCosts
     input: InputCosts

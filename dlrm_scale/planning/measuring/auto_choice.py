@@ -274,6 +274,6 @@ def _won(kept: AutoCandidate, times: dict[str, Measured], candidates: Sequence[A
         gain = 1 - times[kept.name].median_ms / times[baseline].median_ms
         tie = ", within the noise" if times[baseline].ties_with_best else ""
         return f", {gain:.1%} less a step than {baseline}{tie}"
-    second = min((t.median_ms for name, t in times.items() if name != kept.name), default=None)
-    assert second is not None
-    return f", {1 - times[kept.name].median_ms / second:.1%} less a step than the next"
+    second = min((time for name, time in times.items() if name != kept.name), key=lambda time: time.median_ms)
+    tie = ", within the noise" if second.ties_with_best else ""
+    return f", {1 - times[kept.name].median_ms / second.median_ms:.1%} less a step than the next{tie}"

@@ -83,6 +83,13 @@ def prepare_bench(
         from_config=config is not None,
         seed=seed,
     )
+    if cluster.clock not in ("", clock):
+        measured = {"elapsed": "elapsed time", "processor": "processor time"}
+        raise ConfigError(
+            f"cluster {cluster.name} was calibrated by {measured[cluster.clock]}, and plans would be compared by "
+            f"{measured[clock]}",
+            remedy=f"{'add' if cluster.clock == 'processor' else 'leave out'} --processor-time, or calibrate again",
+        )
     request = plan_request(
         tables,
         cluster,

@@ -219,6 +219,7 @@ def _from_parts(
     return Cluster(
         name=request.name,
         device=request.device,
+        clock=request.clock,
         hosts=ranks.ranks // ranks.local_ranks,
         ranks_per_host=ranks.local_ranks,
         memory_bytes=memory_bytes,

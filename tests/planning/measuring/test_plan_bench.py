@@ -8,6 +8,7 @@ import pytest
 
 from dlrm_scale.errors import ConfigError, PlanError
 from dlrm_scale.planning.measuring import plan_rounds
+from dlrm_scale.planning.measuring.bench_setup import prepare_bench
 from dlrm_scale.planning.measuring.bench_summary import summarize
 from dlrm_scale.planning.measuring.plan_bench import BenchRequest, bench_rank
 from dlrm_scale.planning.measuring.plan_matrix import PLAN_NAMES
@@ -15,7 +16,8 @@ from dlrm_scale.planning.measuring.plan_rounds import LOSS_TOLERANCE, RoundsResu
 from dlrm_scale.planning.measuring.plan_steps import PlanSteps
 from dlrm_scale.planning.tables.table_set import TableSet, TableStats
 from dlrm_scale.units import MIB
-from tests.planning.measuring.small_bench import small_bench
+from tests.planning.costs.small_cluster import small_cluster
+from tests.planning.measuring.small_bench import SMALL_SET, small_bench
 from tests.support.rank_runner import run_ranks
 
 
@@ -90,6 +92,13 @@ def test_it_fails_with_3_only_where_no_plan_is_feasible() -> None:
     assert error.value.exit_code == 3
     assert "longest_first: rank" in error.value.message
     assert "row_wise: rank" in error.value.message
+
+
+@pytest.mark.parametrize(("of_cluster", "of_bench"), [("processor", "elapsed"), ("elapsed", "processor")])
+def test_a_cluster_that_was_measured_by_another_clock_is_refused(of_cluster: str, of_bench: str) -> None:
+    cluster = small_cluster().model_copy(update={"clock": of_cluster})
+    with pytest.raises(ConfigError, match=f"was calibrated by {of_cluster} time, .* compared by {of_bench} time"):
+        prepare_bench(SMALL_SET, cluster, ranks=2, device="cpu", batch_size_per_rank=16, clock=of_bench)
 
 
 def test_a_signal_keeps_the_rounds_that_were_finished() -> None:
