@@ -46,7 +46,7 @@ def calibrate(
     """Measure lookups, updates and collectives on the ranks at hand, and write a cluster file for `plan`.
 
     Takes two to three minutes on two ranks, which should have the machine to themselves. Measurements that mislead
-    are refused: repeats of a part that spread by more than half, ranks that waited for a core for 15 % of the time, a
+    are refused: repeats of a part that spread by more than half, ranks that waited for a core for 30 % of the time, a
     fit that is 50 % off (to whole steps 30 %), or a sharding type's constant that takes half a step or that the steps
     don't bear out. What is worth less without misleading is written with the reason. Under torchrun it measures all
     hosts.
