@@ -17,7 +17,7 @@ _BUSY_SPREAD, _SPOILT_SPREAD = 0.25, 0.5
 had 0.17 of elapsed time."""
 _BUSY_DELAY, _SPOILT_DELAY = 0.15, 0.3
 """Share of the elapsed time in which ranks waited for a core. The same two ranks had 0.05 of all timings and 0.13 of
-whole steps, which their own threads take from one another; beside one more busy program it was 0.36 of whole steps."""
+whole steps, which their own threads take from one another; beside other work it was 0.36 of whole steps."""
 _SPOILT_FIT, _SPOILT_STEPS = 0.5, 0.3
 """Mean relative error of a part's fit, and of that to whole steps, which corrects the parts; half as much is worth a
 warning. A calibration that ordered plans well had 0.04 to 0.14 and 0.08; one beside three times as many programs as
